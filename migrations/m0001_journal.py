@@ -1,0 +1,112 @@
+"""Step 1: facts, contents, the two projections, tenants and the journal's own identity. docs/journal.md explains them.
+
+`event` has no secondary index on purpose: one halves the rate at which token facts can be appended. `content` is a
+rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree. The projections
+take the sequence number of their first fact as rowid, so that every index ends in journal order without saying so.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlite_utils import Database, Migrations
+
+SCHEMA = (
+    "PRAGMA application_id = 0x7A6A6E6C",  # "zjnl"
+    "PRAGMA user_version = 1",
+    """
+    CREATE TABLE meta (
+        key TEXT PRIMARY KEY,
+        value BLOB NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE tenant (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        secret BLOB NOT NULL,
+        seal BLOB NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE event (
+        seq INTEGER PRIMARY KEY,
+        time INTEGER NOT NULL,
+        tag TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        payload BLOB,
+        payload_sha BLOB,
+        link BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE content (
+        digest BLOB PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        refs INTEGER NOT NULL,
+        data BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE session (
+        opened_seq INTEGER PRIMARY KEY,
+        session TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        key BLOB NOT NULL,
+        opened_us INTEGER NOT NULL,
+        turns INTEGER NOT NULL,
+        last_seq INTEGER NOT NULL,
+        last_us INTEGER NOT NULL
+    )
+    """,
+    "CREATE INDEX session_key ON session (tenant, key) WHERE key != x''",
+    "CREATE INDEX session_last ON session (last_seq)",
+    """
+    CREATE TABLE turn (
+        accepted_seq INTEGER PRIMARY KEY,
+        response TEXT NOT NULL UNIQUE,
+        session TEXT NOT NULL,
+        parent TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        protocol TEXT NOT NULL,
+        model TEXT NOT NULL,
+        namespace TEXT NOT NULL,
+        stored INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        accepted_us INTEGER NOT NULL,
+        finished_us INTEGER,
+        status TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        last_seq INTEGER NOT NULL,
+        prompt INTEGER NOT NULL,
+        cached INTEGER NOT NULL,
+        output INTEGER NOT NULL,
+        queue_us INTEGER NOT NULL,
+        prefill_us INTEGER NOT NULL,
+        decode_us INTEGER NOT NULL,
+        ttft_us INTEGER,
+        history BLOB NOT NULL,
+        erased INTEGER NOT NULL,
+        code TEXT NOT NULL,
+        message TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX turn_session ON turn (session)",
+    "CREATE INDEX turn_parent ON turn (parent) WHERE parent != ''",
+    "CREATE INDEX turn_history ON turn (tenant, history) WHERE history != x''",
+    "CREATE INDEX turn_open ON turn (accepted_seq) WHERE finished_us IS NULL",
+    "CREATE INDEX turn_unstored ON turn (finished_us) WHERE stored = 0 AND erased = 0",
+    "CREATE INDEX turn_deleted ON turn (accepted_seq) WHERE status = 'deleted' AND erased = 0",
+)
+
+
+def register(migrations: Migrations) -> None:
+    """Adds this step."""
+
+    @migrations(name="m0001_journal")
+    def apply(db: Database) -> None:
+        connection: sqlite3.Connection = db.conn
+        for statement in SCHEMA:
+            connection.execute(statement)

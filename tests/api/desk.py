@@ -1,0 +1,109 @@
+"""A desk without journal and engine: it answers each request with the steps a test gives it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from zjournal import ask, errors
+from zjournal.api.metrics import Metrics
+
+CREATED = 1_764_000_000
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """As submit.Turn."""
+
+    response: str
+    created: int
+    model: str
+    raw: bytes
+    stored: bool
+    tenant: str
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """As submit.ModelCard."""
+
+    id: str
+    created: int
+    context: int
+    aliases: tuple[str, ...]
+
+
+def item_id(response: str, index: int, prefix: str) -> str:
+    digest = hashlib.sha256(f"{response}/{index}".encode()).hexdigest()
+    return f"{prefix}_{digest[:24]}"
+
+
+def answer(*texts: str, prompt: int = 12, cached: int = 4, reason: ask.EndReason = "stop") -> list[ask.Step]:
+    """The steps of an answer that goes well."""
+    usage = ask.Usage(prompt=prompt, cached=cached, output=len(texts) + 1)
+    deltas = [ask.TextDelta(text) for text in texts]
+    return [ask.Progress(cached=cached, prompt=prompt), *deltas, ask.Ended(reason, usage, at=CREATED + 2)]
+
+
+class FakeDesk:
+    """Keys: "sk-a" and "sk-b" when `keys` is set. A step that is an asyncio.Event is waited for."""
+
+    def __init__(self, steps: list, *, keys: bool = False, fault: Exception | None = None) -> None:
+        self.steps = steps
+        self.keys = keys
+        self.fault = fault
+        self.state = ("ready", 1.0)
+        self.metrics = Metrics()
+        self.asks: list[ask.Ask] = []
+        self.turns: dict[str, Turn] = {}
+        self.cancelled: list[str] = []
+        self.cancel_seen = asyncio.Event()
+        self.told = asyncio.Event()  # the first delta was taken from us
+
+    async def submit(self, request: ask.Ask, raw: bytes, tenant: str) -> Turn:
+        if self.fault is not None:
+            raise self.fault
+        self.asks.append(request)
+        prefix = "chatcmpl-" if request.protocol == "chat" else "resp_"
+        turn = Turn(f"{prefix}{len(self.asks):032x}", CREATED, "smol", raw, request.store, tenant)
+        self.turns[turn.response] = turn
+        return turn
+
+    async def follow(self, turn: Turn) -> AsyncIterator[ask.Step]:
+        for step in self.steps:
+            if isinstance(step, asyncio.Event):
+                self.told.set()
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                yield step
+
+    async def recorded(self, response: str, tenant: str) -> Turn:
+        turn = self.turns.get(response)
+        if turn is None or not turn.stored or turn.tenant != tenant:
+            raise errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
+        return turn
+
+    async def delete(self, response: str, tenant: str) -> None:
+        await self.recorded(response, tenant)
+        del self.turns[response]
+
+    def cancel(self, turn: Turn) -> None:
+        self.cancelled.append(turn.response)
+        self.cancel_seen.set()
+
+    def item_id(self, response: str, index: int, prefix: str) -> str:
+        return item_id(response, index, prefix)
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard("smol", CREATED, 8192, ("org/smol", "gpt-4o"))]
+
+    def status(self) -> tuple[str, float]:
+        return self.state
+
+    def tenant_of(self, key: str | None) -> str:
+        if not self.keys:
+            return "local"
+        if key not in ("sk-a", "sk-b"):
+            raise errors.Unauthorized("The API key is missing or wrong.")
+        return key[-1]

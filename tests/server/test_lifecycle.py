@@ -1,0 +1,135 @@
+"""Start, readiness, drain, locks and ports: what an operator meets before and after the work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving import Server, free_port, scripted, zj
+
+
+def test_o29_up_is_not_ready(tmp_path: Path) -> None:
+    """Field report O29: /livez at once; /readyz and chat say `loading` until a token can be made."""
+    with Server(tmp_path / "data") as server:  # ready by now; start a second one and watch it load
+        server.kill()
+        server.spawn()
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                live = server.http.get("/livez")
+                break
+            except httpx.TransportError:
+                time.sleep(0.01)
+        assert live.status_code == 200
+        ready = server.http.get("/readyz")
+        if ready.status_code != 200:  # loading a real model takes longer than the first answer
+            assert ready.json()["status"] == "loading"
+            assert 0 <= ready.json()["progress"] <= 1
+            early = server.post("/v1/responses", {"model": "default", "input": "x"})
+            if early.status_code != 200:
+                assert early.status_code == 503
+                assert int(early.headers["retry-after"]) >= 1
+                assert early.json()["error"]["code"] == "server_unavailable"
+        server.wait_ready()
+        assert server.http.head("/livez").status_code == 200
+        assert server.http.get("/health").status_code == 200
+
+
+def test_r13_sigterm_finishes_what_runs(tmp_path: Path) -> None:
+    """Field report R13: the stream ends whole, new requests are refused meanwhile, and the exit status is 0."""
+    model = scripted(tmp_path, {"text": "word " * 60, "delay_ms": 20})
+    with Server(tmp_path / "data", model=model) as server:
+        seen = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
+        while next(seen)["type"] != "response.output_text.delta":
+            pass
+        assert server.process is not None
+        server.process.terminate()
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as other:
+            until = time.monotonic() + 5
+            while (ready := other.get("/readyz")).status_code == 200 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert ready.status_code == 503
+            assert ready.json()["status"] == "draining"
+            assert other.post("/v1/responses", json={"model": "default", "input": "x"}).status_code == 503
+        last = list(seen)[-1]
+        assert last["type"] == "response.completed"
+        assert last["response"]["output"][0]["content"][0]["text"] == "word " * 60
+        assert server.process.wait(20) == 0
+
+
+def test_sigterm_gives_up_after_the_drain_timeout(tmp_path: Path) -> None:
+    model = scripted(tmp_path, {"text": "word " * 2000, "delay_ms": 20})
+    with Server(tmp_path / "data", "--drain-timeout", "300ms", model=model) as server:
+        seen = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
+        while next(seen)["type"] != "response.output_text.delta":
+            pass
+        thread = threading.Thread(target=lambda: list(seen))
+        thread.start()
+        assert server.terminate() == 0
+        thread.join()
+
+
+def test_a_second_server_on_the_data_directory_names_the_first(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", model=scripted(tmp_path, {"text": "x"})) as server:
+        assert server.process is not None
+        before = {path.name: path.stat().st_mtime_ns for path in server.data_dir.iterdir() if path.suffix != ".sock"}
+        began = time.monotonic()
+        second = zj("serve", "--port", str(free_port()), "--data-dir", str(server.data_dir))
+        assert time.monotonic() - began < 5
+        assert second.returncode == 75
+        assert str(server.process.pid) in second.stderr
+        assert len(second.stderr.strip().splitlines()) == 1
+        after = {path.name: path.stat().st_mtime_ns for path in server.data_dir.iterdir() if path.suffix != ".sock"}
+        assert after == before
+        server.kill()
+        server.start()  # a kill leaves no lock behind
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    model = scripted(tmp_path, {"text": "x"})
+    with Server(tmp_path / "data", model=model) as server:
+        other = zj("serve", "--port", str(server.port), "--data-dir", str(tmp_path / "other"), "--model", model)
+        assert other.returncode == 69
+        assert f"Port {server.port}" in other.stderr
+        assert len(other.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
+def test_a_bad_model_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", str(path))
+    assert done.returncode == 66
+    assert str(path) in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_truncated_model_file_is_one_line(tmp_path: Path) -> None:
+    from zjournal.checkpoint.locate import locate
+
+    whole = locate(None, tmp_path).path.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[: len(whole) // 2])
+    done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", str(path))
+    assert done.returncode == 66
+    assert str(path) in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
+    done = zj("serve", "--data-dir", str(tmp_path / "data"), "--model", str(tmp_path / "nowhere.gguf"))
+    assert done.returncode == 66
+    assert "nowhere.gguf" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", model=scripted(tmp_path, {"text": "x"})) as server:
+        server.respond(input="x")
+        assert server.data_dir.stat().st_mode & 0o777 == 0o700
+        for path in server.data_dir.rglob("*"):
+            assert path.stat().st_mode & 0o077 == 0, path

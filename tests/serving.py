@@ -1,0 +1,138 @@
+"""A real server for tests: `zj serve` as a process of its own, on a free port, killed with real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S_MAX = 60.0
+STOP_S_MAX = 30.0
+
+
+class Server:
+    """One `zj serve` process and a client for it. Use as a context manager; it is killed at the end."""
+
+    def __init__(
+        self, data_dir: Path, *flags: str, model: str | None = None, env: dict[str, str] | None = None
+    ) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.flags = [*flags, *(["--model", model] if model else [])]
+        self.env = os.environ | (env or {})
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self.process: subprocess.Popen | None = None
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self.http.close()
+
+    def spawn(self) -> None:
+        """Starts the process without waiting for anything."""
+        command = [
+            sys.executable,
+            "-m",
+            "zjournal",
+            "serve",
+            "--port",
+            str(self.port),
+            "--data-dir",
+            str(self.data_dir),
+        ]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([*command, *self.flags], stdout=log, stderr=log, env=self.env)
+
+    def start(self) -> None:
+        """Starts the process and waits until it can make a token."""
+        self.spawn()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+        until = time.monotonic() + START_S_MAX
+        while time.monotonic() < until:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if self.http.get("/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError("not ready: " + self.log.read_text())
+
+    def children(self) -> list[int]:
+        """The pids of the server's children: the engine."""
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+    def kill(self) -> None:
+        """SIGKILL to both processes, and waits for their end."""
+        assert self.process is not None
+        children = self.children()
+        for pid in [self.process.pid, *children]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(STOP_S_MAX)
+
+    def restart(self) -> None:
+        """kill -9, then a new start on the same data directory."""
+        self.kill()
+        self.start()
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **kwargs)
+
+    def respond(self, **body: Any) -> dict[str, Any]:
+        """POST /v1/responses; must succeed."""
+        answer = self.post("/v1/responses", {"model": "default", **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def events(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+        """The data of each SSE event of a streamed POST, without [DONE]."""
+        with self.http.stream("POST", path, json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield json.loads(line[6:])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def zj(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a zj command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "zjournal", *arguments], capture_output=True, text=True, timeout=120, **kwargs
+    )
+
+
+def scripted(folder: Path, *turns: dict[str, Any], **settings: Any) -> str:
+    """Writes a scripted model and returns its `--model` value."""
+    path = folder / "turns.json"
+    path.write_text(json.dumps({"context": 100_000, "dialect": "chatml", **settings, "turns": list(turns)}))
+    return f"scripted:{path}"

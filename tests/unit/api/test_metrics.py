@@ -1,0 +1,55 @@
+"""Counters add up and keep their names."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from zjournal.api.metrics import Metrics
+from zjournal.ask import Broke, Ended, Usage
+from zjournal.link.wire import Gauges
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_numbers_follow_what_happened():
+    metrics = Metrics()
+    metrics.request("chat", 200)
+    metrics.request("chat", 200)
+    metrics.request("responses", 400)
+    metrics.matched(30, 12)
+    metrics.matched(0, 8)
+    metrics.ttft(0.2)
+    metrics.ended(Ended("stop", Usage(42, 30, 7)))
+    metrics.ended(Broke("engine_error", "x", Usage(8, 0, 2)))
+    metrics.running(2)
+    metrics.gauges(Gauges(running=1, waiting=1, kv_blocks=64, kv_blocks_free=60, states=3))
+    found = samples(metrics)
+    assert found["zj_requests_total", "chat", "200"] == 2
+    assert found["zj_requests_total", "responses", "400"] == 1
+    assert found["zj_prompt_tokens_total", "device"] == 30
+    assert found["zj_prompt_tokens_total", "computed"] == 20
+    assert found[("zj_output_tokens_total",)] == 9
+    assert found["zj_responses_total", "stop"] == 1
+    assert found["zj_responses_total", "failed"] == 1
+    assert found[("zj_ttft_seconds_count",)] == 1
+    assert found[("zj_accepted",)] == 2
+    assert (found[("zj_running",)], found[("zj_waiting",)]) == (1, 1)
+    assert (found[("zj_kv_blocks",)], found[("zj_kv_blocks_free",)], found[("zj_resident_states",)]) == (64, 60, 3)
+
+
+def test_nothing_runs_in_an_idle_or_dead_engine():
+    metrics = Metrics()
+    metrics.gauges(Gauges(running=1, waiting=1, kv_blocks=64, kv_blocks_free=60, states=3))
+    metrics.running(0)
+    assert samples(metrics)[("zj_running",)] == 0
+    metrics.engine_crashed()
+    found = samples(metrics)
+    assert found[("zj_kv_blocks",)] == 0
+    assert found[("zj_engine_crashes_total",)] == 1
+
+
+def test_two_servers_do_not_share_numbers():
+    first, second = Metrics(), Metrics()
+    first.engine_crashed()
+    assert samples(second)[("zj_engine_crashes_total",)] == 0

@@ -1,0 +1,67 @@
+"""Names that must come out the same when derived again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zjournal import ask
+from zjournal.sessions import identity
+
+SECRET = b"s" * 32
+
+
+def user(*parts: str) -> ask.Message:
+    return ask.Message("user", tuple(ask.Text(part, f"p{i}") for i, part in enumerate(parts)))
+
+
+def test_item_ids_are_stable_and_depend_on_every_part() -> None:
+    name = identity.item_id(SECRET, "resp_1", 0, "msg")
+    assert name == identity.item_id(SECRET, "resp_1", 0, "msg")
+    assert name.startswith("msg_")
+    others = {
+        identity.item_id(b"t" * 32, "resp_1", 0, "msg"),
+        identity.item_id(SECRET, "resp_2", 0, "msg"),
+        identity.item_id(SECRET, "resp_1", 1, "msg"),
+        identity.item_id(SECRET, "resp_1", 0, "fc"),
+    }
+    assert len({name, *others}) == 5
+
+
+def test_namespaces_differ_by_tenant_and_model() -> None:
+    assert len({identity.namespace(model, tenant) for model in "ab" for tenant in "xy"}) == 4
+
+
+def test_how_a_text_was_cut_into_parts_does_not_count() -> None:
+    start = identity.history_start(SECRET)
+    assert identity.history(start, [user("hello world")]) == identity.history(start, [user("hello", " world")])
+
+
+def test_an_output_counts_as_what_the_client_saw_of_it() -> None:
+    start = identity.history_start(SECRET)
+    seen = ask.Message("assistant", (ask.Text("yes"),))
+    output = ask.Output("resp_1", (seen,), b"\1\0\0\0")
+    assert identity.history(start, [user("x"), output]) == identity.history(start, [user("x"), seen])
+
+
+texts = st.text(max_size=6)
+items = st.one_of(
+    st.builds(user, texts),
+    st.builds(lambda text: ask.Message("assistant", (ask.Text(text),)), texts),
+    st.builds(ask.Call, texts, texts, texts),
+    st.builds(lambda name, text: ask.Result(name, (ask.Text(text),)), texts, texts),
+)
+
+
+@given(st.lists(items, max_size=4), st.lists(items, max_size=4))
+def test_equal_digests_mean_equal_histories(a: list[ask.Item], b: list[ask.Item]) -> None:
+    start = identity.history_start(SECRET)
+
+    def plain(found: list[ask.Item]) -> list:
+        return [(type(item), getattr(item, "role", ""), item.text if hasattr(item, "text") else item) for item in found]
+
+    def calls(found: list[ask.Item]) -> list:
+        return [item.call_id for item in found if isinstance(item, ask.Result)]
+
+    same = plain(a) == plain(b) and calls(a) == calls(b)
+    assert (identity.history(start, a) == identity.history(start, b)) == same

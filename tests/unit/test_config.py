@@ -1,0 +1,236 @@
+"""Settings: which source wins, what a value may look like, and what an error says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.serving import zj
+from zjournal import config
+from zjournal.config import SETTINGS, Config, check_serving, load, read_api_keys
+from zjournal.errors import ConfigFault
+
+ENVIRON = {"HOME": "/home/ada"}
+KEY = "correct-horse-battery"
+
+
+def test_defaults_follow_xdg() -> None:
+    settled = load({}, ENVIRON, Path("/nowhere"))
+    assert settled.data_dir == Path("/home/ada/.local/share/zjournal")
+    assert settled.cache_dir == Path("/home/ada/.cache/zjournal")
+    assert set(settled.origins.values()) == {"default"}
+    moved = load(
+        {}, {**ENVIRON, "XDG_DATA_HOME": "/srv/data", "XDG_CACHE_HOME": "relative/is/ignored"}, Path("/nowhere")
+    )
+    assert moved.data_dir == Path("/srv/data/zjournal")
+    assert moved.cache_dir == Path("/home/ada/.cache/zjournal")
+
+
+def test_each_source_beats_the_next(tmp_path: Path) -> None:
+    (tmp_path / "zj.toml").write_text("# comment\nport = 1001\nmax_running = 3\nthreads = 2\n")
+    environ = {**ENVIRON, "ZJ_PORT": "1002", "ZJ_MAX_RUNNING": "4"}
+    settled = load({"port": "1003", "threads": None}, environ, tmp_path)
+    assert (settled.port, settled.max_running, settled.threads, settled.context) == (1003, 4, 2, 0)
+    assert settled.origins["port"] == "flag --port"
+    assert settled.origins["max_running"] == "environment ZJ_MAX_RUNNING"
+    assert settled.origins["threads"] == f"file {tmp_path}/zj.toml:4"
+    assert settled.origins["context"] == "default"
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_empty_variable_counts_as_not_set(empty: str) -> None:
+    settled = load({}, {**ENVIRON, "ZJ_PORT": empty, "ZJ_NO_SUCH_THING": empty}, Path("/nowhere"))
+    assert settled.port == 8077
+    assert settled.origins["port"] == "default"
+
+
+def test_relative_paths_belong_to_where_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "my.toml").write_text('model = "scripted:turns.json"\ndata_dir = "data"\n')
+    flags = {"config": "etc/my.toml", "cache_dir": "cache"}
+    settled = load(flags, ENVIRON, tmp_path)
+    assert settled.model == f"scripted:{tmp_path}/etc/turns.json"
+    assert settled.data_dir == tmp_path / "etc" / "data"
+    assert settled.cache_dir == tmp_path / "cache"
+    assert load({}, {**ENVIRON, "ZJ_CONFIG": "etc/my.toml"}, tmp_path).data_dir == settled.data_dir
+
+
+def test_model_names_stay_and_model_paths_are_settled() -> None:
+    def model(text: str) -> str:
+        return load({"model": text}, ENVIRON, Path("/work")).model
+
+    assert model("smollm2") == "smollm2"
+    assert model("m.gguf") == "/work/m.gguf"
+    assert model("../m") == "/m"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("20GiB", 20 << 30),
+        ("64mib", 64 << 20),
+        ("1.5GiB", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("3M", 3 * 10**6),
+        ("2097152", 2 << 20),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert load({"kv_memory": text}, ENVIRON, Path("/nowhere")).kv_memory == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7d", 604800), ("500ms", 0.5), ("1.5h", 5400), ("0", 0), ("90", 90), ("2w", 1209600)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert load({"drain_timeout": text}, ENVIRON, Path("/nowhere")).drain_timeout == seconds
+
+
+@given(st.integers(0, 1 << 50))
+def test_size_reads_what_it_shows(size: int) -> None:
+    assert config.parse_size(config.show_size(size)) == size
+
+
+@given(st.integers(0, 10**9))
+def test_duration_reads_what_it_shows(millis: int) -> None:
+    assert config.parse_duration(config.show_duration(millis / 1000)) == pytest.approx(millis / 1000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "said"),
+    [
+        ({"port": "http"}, {}, "--port: 'http' is not a whole number"),
+        ({"port": "65536"}, {}, "--port: '65536' is not between 0 and 65535"),
+        ({"kv_memory": "20Gb!"}, {}, "--kv-memory: '20Gb!' is not a size such as 20GiB"),
+        ({"kv_memory": "1KiB"}, {}, "--kv-memory: '1KiB' is not between 1MiB and 16TiB"),
+        (
+            {},
+            {"ZJ_UNSTORED_RETENTION": "a week"},
+            "ZJ_UNSTORED_RETENTION: 'a week' is not a duration such as 7d or 30s",
+        ),
+        ({}, {"ZJ_PROT": "1"}, "environment: unknown variable ZJ_PROT; did you mean ZJ_PORT?"),
+        ({"weights": "int8"}, {}, "--weights: 'int8' is not one of file, fp32"),
+        ({"host": "a b"}, {}, "--host: 'a b' is not a host name or address"),
+        ({"config": "absent.toml"}, {}, "/nowhere/absent.toml: no such file"),
+    ],
+)
+def test_wrong_flags_and_variables_are_named(flags: dict[str, str], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigFault) as caught:
+        load(flags, ENVIRON | environ, Path("/nowhere"))
+    assert caught.value.message == said
+    assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port = 1\n\nkv_memry = '1GiB'\n", "zj.toml:3: unknown key 'kv_memry'; did you mean kv_memory?"),
+        ("[server]\nport = 1\n", "zj.toml:1: unknown key 'server'; known are host, port"),
+        ("port = 1\nport = 2\n", "zj.toml:2: not TOML: Cannot overwrite a value"),
+        ("port =\n", "zj.toml:1: not TOML: Invalid value"),
+        ("\nport = true\n", "zj.toml:2: port: True is not a whole number"),
+        ("model = ''\n", "zj.toml:1: model: '' is not a text"),
+        ("insecure_bind = 'perhaps'\n", "zj.toml:1: insecure_bind: 'perhaps' is not true or false"),
+        ("port = 1\n# \udcff\n", "zj.toml:2: not UTF-8"),
+    ],
+)
+def test_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "zj.toml").write_text(text, errors="surrogateescape")
+    with pytest.raises(ConfigFault) as caught:
+        load({}, ENVIRON, tmp_path)
+    assert caught.value.message.startswith(f"{tmp_path}/{said}")
+
+
+@given(st.binary(max_size=200))
+def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "zj.toml").write_bytes(raw)
+    try:
+        assert isinstance(load({}, ENVIRON, folder), Config)
+    except ConfigFault as fault:
+        assert str(folder / "zj.toml") in fault.message
+
+
+def test_config_is_frozen_and_holds_each_setting_once() -> None:
+    settled = load({}, ENVIRON, Path("/nowhere"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settled.port = 1  # type: ignore[misc]
+    fields = [field.name for field in dataclasses.fields(Config)]
+    assert fields == [*(setting.name for setting in SETTINGS), "origins"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    check_serving(load({"host": host}, ENVIRON, Path("/nowhere")))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "box.example"])
+def test_open_address_needs_keys_or_a_clear_word(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigFault, match="--api-key-file"):
+        check_serving(load({"host": host}, ENVIRON, tmp_path))
+    check_serving(load({"host": host, "insecure_bind": True}, ENVIRON, tmp_path))
+    keys = _key_file(tmp_path, f"laptop:{KEY}\n")
+    check_serving(load({"host": host, "api_key_file": str(keys)}, ENVIRON, tmp_path))
+
+
+def test_keys_are_known_by_name_and_shown_nowhere(tmp_path: Path) -> None:
+    keys = read_api_keys(_key_file(tmp_path, f"# two keys of one owner\n\nlaptop: {KEY}\nlaptop:{KEY}-2\nci:{KEY}:3\n"))
+    assert [keys.name_of(k) for k in (KEY, f"{KEY}-2", f"{KEY}:3", "laptop", "")] == [
+        "laptop",
+        "laptop",
+        "ci",
+        None,
+        None,
+    ]
+    assert keys.names == ("ci", "laptop")
+    assert KEY not in repr(vars(keys))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (KEY, ":1: not of the form name:key"),
+        (f"\na b:{KEY}", ":2: a name is"),
+        ("a:short", ":1: a key has 16 to 512 characters, this one 5"),
+        (f"a:{KEY} b", ":1: a key is printable ASCII without spaces"),
+        (f"a:{KEY}\nb:{KEY}", ":2: the same key stands twice"),
+        ("# none\n", ": no keys in it"),
+    ],
+)
+def test_wrong_key_files_are_named_without_the_key(tmp_path: Path, text: str, said: str) -> None:
+    path = _key_file(tmp_path, text)
+    with pytest.raises(ConfigFault) as caught:
+        read_api_keys(path)
+    assert caught.value.message.startswith(f"api_key_file {path}{said}")
+    assert KEY not in caught.value.message
+
+
+def test_key_file_that_others_can_read_is_refused_with_the_fix(tmp_path: Path) -> None:
+    path = _key_file(tmp_path, f"a:{KEY}", mode=0o640)
+    with pytest.raises(ConfigFault, match=f"run: chmod 600 {path}"):
+        read_api_keys(path)
+    with pytest.raises(ConfigFault, match="No such file"):
+        read_api_keys(tmp_path / "absent")
+
+
+def test_serve_refuses_a_wrong_setting_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "zj.toml").write_text("prot = 1\n")
+    began = time.monotonic()
+    done = zj("serve", "--config", str(tmp_path / "zj.toml"), "--data-dir", str(tmp_path / "data"))
+    assert time.monotonic() - began < 2
+    assert done.returncode == 78
+    assert done.stderr == f"zj: {tmp_path}/zj.toml:1: unknown key 'prot'; did you mean port?\n"
+    assert not os.path.exists(tmp_path / "data")
+
+
+def _key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    return path

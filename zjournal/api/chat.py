@@ -1,0 +1,290 @@
+"""Chat Completions: its request becomes an `Ask`, the steps of an answer become chunks or one body.
+
+An `Answer` folds steps; the stream and the whole body come from the same fold. docs/api.md lists every field and
+whether it is honoured, accepted without effect, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from zjournal.api import failure, fields
+from zjournal.api.sse import DONE, frame
+from zjournal.ask import Ask, Broke, Call, Ended, Item, Message, Progress, Result, Role, Step, Text, TextDelta, Usage
+from zjournal.errors import BadRequest, Fault, Unavailable
+
+if TYPE_CHECKING:
+    from zjournal.api.submit import Turn
+
+ENCODER_VERSION = 1
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+
+# What these fields may hold when they ask for nothing; anything else is refused by name.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+}
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Called(msgspec.Struct):
+    name: fields.Name
+    arguments: str
+
+
+class _ToolCall(msgspec.Struct):
+    id: fields.Name
+    function: _Called
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Body(msgspec.Struct):
+    model: fields.Name
+    messages: list[_Message]
+    max_tokens: fields.Tokens | None = None
+    max_completion_tokens: fields.Tokens | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.Probability | None = None
+    top_k: fields.TopK | None = None
+    seed: fields.Seed | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    tools: list[msgspec.Raw] | None = None
+    store: bool | None = None
+    metadata: fields.Metadata | None = None
+    prompt_cache_key: str | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    response_format: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+class _Echo(msgspec.Struct):
+    """What an answer needs to know of its request."""
+
+    stream_options: _StreamOptions | None = None
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+_echo_decoder = msgspec.json.Decoder(_Echo)
+
+
+def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
+    """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`."""
+    body = fields.parse(_body_decoder, raw)
+    fields.require_neutral(body, _NEUTRAL)
+    if not body.messages:
+        raise BadRequest("`messages` is empty.", param="messages")
+    items: list[Item] = []
+    for index, message in enumerate(body.messages):
+        items.extend(_items(message, f"messages[{index}]"))
+    return Ask(
+        protocol="chat",
+        model=body.model,
+        items=tuple(items),
+        tools=fields.tools(body.tools or (), nested=True),
+        sampling=fields.sampling(body.temperature, body.top_p, body.top_k, body.seed),
+        max_tokens=_max_tokens(body),
+        stop=fields.stop_strings(body.stop),
+        store=body.store is not False,
+        stream=bool(body.stream),
+        session_key=fields.session_key(headers, body.prompt_cache_key),
+    )
+
+
+def _max_tokens(body: _Body) -> int | None:
+    """The newer name counts; two different limits would leave one ignored."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise BadRequest("`max_tokens` and `max_completion_tokens` differ; send one of them.", param="max_tokens")
+    return old if new is None else new
+
+
+def _items(message: _Message, at: str) -> list[Item]:
+    """The neutral items of one message: a text, calls, or a result."""
+    parts = _texts(message.content, f"{at}.content")
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise BadRequest(f"Missing required field `{at}.tool_call_id`.", param=f"{at}.tool_call_id")
+        return [Result(call_id=message.tool_call_id, parts=parts)]
+    role = _ROLES.get(message.role)
+    if role is None:
+        known = ", ".join([*_ROLES, "tool"])
+        raise BadRequest(f"Invalid value for `{at}.role`: {message.role!r} is none of {known}.", param=f"{at}.role")
+    if message.content is None and role != "assistant":
+        raise BadRequest(f"Missing required field `{at}.content`.", param=f"{at}.content")
+    calls = message.tool_calls or []
+    if calls and role != "assistant":
+        raise BadRequest(f"`{at}.tool_calls` belongs to an assistant message.", param=f"{at}.tool_calls")
+    items: list[Item] = []
+    if not calls or any(part.text for part in parts):
+        items.append(Message(role=role, parts=parts))
+    for index, call in enumerate(calls):
+        path = f"{at}.tool_calls[{index}].function"
+        name, arguments = call.function.name, call.function.arguments
+        items.append(Call(call_id=call.id, name=name, arguments=arguments, path=path))
+    return items
+
+
+def _texts(content: str | list[_Part] | None, at: str) -> tuple[Text, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (Text(content, at),)
+    texts = []
+    for index, part in enumerate(content):
+        path = f"{at}[{index}]"
+        if part.type not in ("text", "refusal"):
+            raise BadRequest(f"`{path}` is of type {part.type!r}; this server reads text only.", param=path)
+        value = part.text if part.type == "text" else part.refusal
+        if value is None:
+            raise BadRequest(f"Missing required field `{path}.{part.type}`.", param=f"{path}.{part.type}")
+        texts.append(Text(value, f"{path}.{part.type}"))
+    return tuple(texts)
+
+
+class Answer:
+    """The fold of an answer's steps; what it knows at the end is the whole body."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._texts: list[str] = []
+        self._end: Ended | None = None
+        self.fault: Fault | None = None  # why there is no answer, once that is known
+
+    def take(self, step: Step) -> None:
+        assert self._end is None, step
+        assert self.fault is None, step
+        match step:
+            case Progress():
+                pass
+            case TextDelta(text=text):
+                self._texts.append(text)
+            case Ended(reason="cancelled"):
+                self.fault = Unavailable("The request was cancelled before it was finished.")
+            case Ended():
+                self._end = step
+            case Broke():
+                self.fault = failure.fault_of(step)
+
+    def body(self) -> bytes:
+        """The whole answer as JSON; only after an end without a fault."""
+        assert self._end is not None
+        message = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(self._end)}
+        return msgspec.json.encode(
+            {
+                "id": self._turn.response,
+                "object": "chat.completion",
+                "created": self._turn.created,
+                "model": self._turn.model,
+                "choices": [choice],
+                "usage": usage(self._end.usage),
+            }
+        )
+
+
+class Encoder:
+    """The frames of a streamed answer: a pure function of the turn and its steps."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        options = _echo_decoder.decode(turn.raw).stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._answer = Answer(turn)
+
+    def begin(self) -> list[bytes]:
+        """What can be told once the request is accepted: the first chunk, with the role."""
+        return [self._chunk({"role": "assistant", "content": ""}, None)]
+
+    def feed(self, step: Step) -> list[bytes]:
+        """The frames that `step` adds, the last one included when it ends the answer."""
+        self._answer.take(step)
+        if self._answer.fault is not None:
+            return [frame(failure.body(self._answer.fault)), DONE]
+        match step:
+            case TextDelta(text=text):
+                return [self._chunk({"content": text}, None)]
+            case Ended():
+                frames = [self._chunk({}, finish_reason(step))]
+                if self._include_usage:
+                    frames.append(self._frame([], usage(step.usage)))
+                return [*frames, DONE]
+        return []
+
+    def _chunk(self, delta: dict[str, str], reason: str | None) -> bytes:
+        return self._frame([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}], None)
+
+    def _frame(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
+        chunk: dict[str, Any] = {
+            "id": self._turn.response,
+            "object": "chat.completion.chunk",
+            "created": self._turn.created,
+            "model": self._turn.model,
+            "choices": choices,
+        }
+        if self._include_usage:
+            chunk["usage"] = counts
+        return frame(msgspec.json.encode(chunk))
+
+
+def finish_reason(end: Ended) -> str:
+    """Why the answer stopped, in Chat's words."""
+    return "length" if end.reason == "length" else "stop"
+
+
+def usage(counts: Usage) -> dict[str, Any]:
+    """The usage object; tokens from the cache are part of the prompt's."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.output,
+        "total_tokens": counts.prompt + counts.output,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,185 @@
+"""Reading a request body: JSON to typed fields, with the JSON path of whatever is wrong.
+
+Both OpenAI protocols share the limits and the small fields (stop, tools, sampling, the session's name), so they
+are read here once. Fields that this version cannot honour are refused by name, never ignored; fields of the
+future, which nobody here knows, pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from zjournal.ask import Sampling, ToolSpec
+from zjournal.errors import BadRequest
+
+STOP_STRINGS_MAX = 16
+STOP_CHARS_MAX = 256
+METADATA_PAIRS_MAX = 16
+METADATA_KEY_CHARS_MAX = 64
+METADATA_VALUE_CHARS_MAX = 512
+TEMPERATURE_MAX = 2.0
+TOKENS_MAX = 2**31 - 1
+TOP_K_MAX = 2**31 - 1
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+
+# In the order in which they decide; the first that is there names the session.
+SESSION_HEADERS = (
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-session-id",
+    "x-session-affinity",
+    "x-client-request-id",
+)
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=TEMPERATURE_MAX)]
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+TopK = Annotated[int, msgspec.Meta(ge=0, le=TOP_K_MAX)]
+Seed = Annotated[int, msgspec.Meta(ge=SEED_MIN, le=SEED_MAX)]
+MetadataKey = Annotated[str, msgspec.Meta(max_length=METADATA_KEY_CHARS_MAX)]
+MetadataValue = Annotated[str, msgspec.Meta(max_length=METADATA_VALUE_CHARS_MAX)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=METADATA_PAIRS_MAX)]
+
+T = TypeVar("T")
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+class Function(msgspec.Struct):
+    """A function the model may call, as both protocols spell it."""
+
+    name: Name
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    strict: bool | None = None
+
+
+class Kind(msgspec.Struct):
+    """Only the `type` of an item or a tool, to choose how the rest is read."""
+
+    type: str | None = None
+
+
+class _Nested(msgspec.Struct):
+    function: Function
+
+
+kind_decoder = msgspec.json.Decoder(Kind)
+_function_decoder = msgspec.json.Decoder(Function)
+_nested_decoder = msgspec.json.Decoder(_Nested)
+_any_decoder = msgspec.json.Decoder()
+
+
+def parse(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, at: str = "") -> T:
+    """Decodes `raw`, which stands at the JSON path `at` of the body. Raises BadRequest with the path as `param`."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as fault:
+        raise _refused(str(fault), at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        where = f"The value of `{at}`" if at else "The request body"
+        raise BadRequest(f"{where} is not valid JSON: {fault}.", param=at or None) from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.", param=at or None) from None
+
+
+def _refused(sentence: str, at: str) -> BadRequest:
+    """A BadRequest from msgspec's sentence, such as "Expected `str`, got `int` - at `$.messages[2].content`"."""
+    match = _AT.match(sentence)
+    assert match is not None, sentence
+    what = match["what"]
+    path = join(at, (match["path"] or "$").removeprefix("$").removeprefix("."))
+    missing = _MISSING.search(what)
+    if missing:
+        path = join(path, missing[1])
+        return BadRequest(f"Missing required field `{path}`.", param=path)
+    what = what[:1].lower() + what[1:]
+    if not path:
+        return BadRequest(f"Invalid request body: {what}.")
+    return BadRequest(f"Invalid value for `{path}`: {what}.", param=path)
+
+
+def join(at: str, path: str) -> str:
+    """`path` below `at`: ("input[3]", "content[0].text") gives "input[3].content[0].text"."""
+    if not at or not path:
+        return at or path
+    return f"{at}{path}" if path.startswith("[") else f"{at}.{path}"
+
+
+def require_neutral(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses each field that holds anything but None or a value that asks for nothing. Raises BadRequest."""
+    for name, values in neutral.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            raise BadRequest(f"`{name}` is not supported with this value by this server.", param=name)
+
+
+def tools(raws: Sequence[msgspec.Raw], *, nested: bool) -> tuple[ToolSpec, ...]:
+    """The function tools in order; other types are skipped, so that a client may offer what we do not run.
+
+    `nested` says where a function's fields stand: under `function` (Chat) or beside `type` (Responses).
+    """
+    specs = []
+    for index, raw in enumerate(raws):
+        at = f"tools[{index}]"
+        kind = parse(kind_decoder, raw, at).type
+        if kind is None:
+            raise BadRequest(f"Missing required field `{at}.type`.", param=f"{at}.type")
+        if kind != "function":
+            continue
+        if nested:
+            function = parse(_nested_decoder, raw, at).function
+            at = f"{at}.function"
+        else:
+            function = parse(_function_decoder, raw, at)
+        parameters = _parameters(function.parameters, f"{at}.parameters")
+        specs.append(ToolSpec(name=function.name, description=function.description, parameters=parameters, path=at))
+    return tuple(specs)
+
+
+def _parameters(raw: msgspec.Raw, at: str) -> bytes:
+    """The client's bytes, once they are known to be a JSON object; a function without parameters has `{}`."""
+    value = parse(_any_decoder, raw, at)
+    if value is None:
+        return b"{}"
+    if not isinstance(value, dict):
+        raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
+    return bytes(raw)
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings; at most STOP_STRINGS_MAX, none empty. Raises BadRequest."""
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > STOP_STRINGS_MAX:
+        raise BadRequest(f"`stop` takes at most {STOP_STRINGS_MAX} strings, got {len(strings)}.", param="stop")
+    for index, text in enumerate(strings):
+        at = "stop" if isinstance(stop, str) else f"stop[{index}]"
+        if not text:
+            raise BadRequest(f"`{at}` is empty.", param=at)
+        if len(text) > STOP_CHARS_MAX:
+            raise BadRequest(f"`{at}` is longer than {STOP_CHARS_MAX} characters.", param=at)
+    return strings
+
+
+def sampling(temperature: float | None, top_p: float | None, top_k: int | None, seed: int | None) -> Sampling:
+    """Sampling with the protocols' defaults in place of what the client left out."""
+    return Sampling(
+        temperature=1.0 if temperature is None else float(temperature),
+        top_p=1.0 if top_p is None else float(top_p),
+        top_k=top_k or 0,
+        seed=seed,
+    )
+
+
+def session_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str | None:
+    """What the client calls its session: the first header that says so, else `prompt_cache_key`. Lower-case names."""
+    for name in SESSION_HEADERS:
+        if value := headers.get(name):
+            return value
+    return prompt_cache_key or None

@@ -1,0 +1,88 @@
+"""What is counted, under names that stay: the numbers of `/metrics` in Prometheus text format.
+
+Each server has its own registry, so two in one process do not share numbers. The edge counts requests, the desk
+counts what their answers cost; nothing here reads the journal.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from zjournal.ask import Broke, Ended
+from zjournal.link import wire
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """The counters, gauges and histograms of one server. Thread-safe; no method blocks."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "zj_requests_total", "HTTP requests answered, by API and status.", ("api", "status"), registry=registry
+        )
+        self._responses = Counter(
+            "zj_responses_total", "Accepted requests that ended, by outcome.", ("outcome",), registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "zj_prompt_tokens_total", "Prompt tokens, by where their KV came from.", ("source",), registry=registry
+        )
+        self._output_tokens = Counter("zj_output_tokens_total", "Tokens sampled.", registry=registry)
+        self._ttft = Histogram(
+            "zj_ttft_seconds",
+            "Time from acceptance to the first token.",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._crashes = Counter("zj_engine_crashes_total", "Times the engine process ended unasked.", registry=registry)
+        self._accepted = Gauge("zj_accepted", "Requests accepted and not ended.", registry=registry)
+        self._running = Gauge("zj_running", "Requests in the engine's batch.", registry=registry)
+        self._waiting = Gauge("zj_waiting", "Requests that wait for the engine.", registry=registry)
+        self._kv_blocks = Gauge("zj_kv_blocks", "KV blocks in the pool.", registry=registry)
+        self._kv_blocks_free = Gauge("zj_kv_blocks_free", "KV blocks that hold nothing.", registry=registry)
+        self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
+
+    def request(self, api: str, status: int) -> None:
+        """An HTTP request got its status line; refused ones are counted here and nowhere else."""
+        self._requests.labels(api, str(status)).inc()
+
+    def matched(self, cached: int, computed: int) -> None:
+        """A request was admitted: tokens of its prompt reused from device memory, and tokens to compute."""
+        self._prompt_tokens.labels("device").inc(cached)
+        self._prompt_tokens.labels("computed").inc(computed)
+
+    def ttft(self, seconds: float) -> None:
+        """A response's first token arrived `seconds` after its request was accepted."""
+        self._ttft.observe(seconds)
+
+    def ended(self, end: Ended | Broke) -> None:
+        """A response ended, with its output tokens as its usage tells them."""
+        self._responses.labels(end.reason if isinstance(end, Ended) else "failed").inc()
+        self._output_tokens.inc(end.usage.output)
+
+    def running(self, count: int) -> None:
+        """`count` requests are accepted and not ended. With none, the engine has none either."""
+        self._accepted.set(count)
+        if count == 0:
+            self._running.set(0)
+            self._waiting.set(0)
+
+    def gauges(self, gauges: wire.Gauges) -> None:
+        """The engine told its state."""
+        self._running.set(gauges.running)
+        self._waiting.set(gauges.waiting)
+        self._kv_blocks.set(gauges.kv_blocks)
+        self._kv_blocks_free.set(gauges.kv_blocks_free)
+        self._states.set(gauges.states)
+
+    def engine_crashed(self) -> None:
+        """The engine process ended unasked; what it ran and held is gone."""
+        self._crashes.inc()
+        for gauge in (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states):
+            gauge.set(0)
+
+    def render(self) -> bytes:
+        """All numbers in Prometheus text format 0.0.4."""
+        return generate_latest(self._registry)

@@ -1,0 +1,412 @@
+"""Responses: its request becomes an `Ask`, the steps of an answer become numbered events or one object.
+
+An `Answer` folds steps into the response object. Creating with and without a stream, and reading a stored
+response, are the same fold, so they show the same object. docs/api.md lists every field and whether it is
+honoured, echoed, accepted without effect, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from zjournal.api import fields
+from zjournal.api.sse import DONE, frame
+from zjournal.ask import Ask, Broke, Call, Ended, Item, Message, Progress, Result, Role, Step, Text, TextDelta, Usage
+from zjournal.errors import BadRequest
+
+if TYPE_CHECKING:
+    from zjournal.api.submit import Turn
+
+ENCODER_VERSION = 1
+
+ItemId = Callable[[str, int, str], str]  # (response, index, prefix) to "msg_<hex>"
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where it stands
+_UNREADABLE = ("item_reference", "compaction")  # items that stand for text which only their server has
+
+# What these fields may hold when they ask for nothing; anything else is refused by name.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "background": (False,),
+    "generate": (True,),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+}
+
+# `response.error.code` is a closed list; of ours, these are in it or are what clients act upon.
+_ERROR_CODES = ("server_error", "rate_limit_exceeded", "context_length_exceeded")
+
+
+class _Format(msgspec.Struct):
+    type: str
+
+
+class _TextConfig(msgspec.Struct):
+    format: _Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _CacheOptions(msgspec.Struct):
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class _Body(msgspec.Struct):
+    model: fields.Name
+    input: str | list[msgspec.Raw]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: fields.Tokens | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.Probability | None = None
+    top_k: fields.TopK | None = None
+    seed: fields.Seed | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    tools: list[msgspec.Raw] | None = None
+    text: _TextConfig | None = None
+    include: list[str] | None = None
+    prompt_cache_options: _CacheOptions | None = None
+    tool_choice: Any = None
+    top_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    background: bool | None = None
+    generate: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+
+class _Echo(msgspec.Struct):
+    """What the response object repeats of its request."""
+
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: _TextConfig | None = None
+    reasoning: _Reasoning | None = None
+    metadata: fields.Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _MessageItem(msgspec.Struct):
+    role: str
+    content: str | list[_Part]
+
+
+class _CallItem(msgspec.Struct):
+    call_id: fields.Name
+    name: fields.Name
+    arguments: str
+
+
+class _ResultItem(msgspec.Struct):
+    call_id: fields.Name
+    output: str | list[_Part]
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+_echo_decoder = msgspec.json.Decoder(_Echo)
+_message_decoder = msgspec.json.Decoder(_MessageItem)
+_call_decoder = msgspec.json.Decoder(_CallItem)
+_result_decoder = msgspec.json.Decoder(_ResultItem)
+
+
+def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
+    """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`."""
+    body = fields.parse(_body_decoder, raw)
+    echo = fields.parse(_echo_decoder, raw)  # what is repeated must be sound as well
+    fields.require_neutral(body, _NEUTRAL)
+    _refuse_unable(body)
+    return Ask(
+        protocol="responses",
+        model=body.model,
+        items=_items(body),
+        instructions=None if body.instructions is None else Text(body.instructions, "instructions"),
+        tools=fields.tools(body.tools or (), nested=False),
+        sampling=fields.sampling(body.temperature, body.top_p, body.top_k, body.seed),
+        max_tokens=body.max_output_tokens,
+        stop=fields.stop_strings(body.stop),
+        store=body.store is not False,
+        stream=bool(body.stream),
+        previous=body.previous_response_id,
+        session_key=fields.session_key(headers, echo.prompt_cache_key),
+    )
+
+
+def _refuse_unable(body: _Body) -> None:
+    """Refuses, by name, nested fields that this version cannot honour."""
+    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
+        raise BadRequest("`text.format` other than text is not supported by this server.", param="text.format")
+    options = body.prompt_cache_options
+    if options is not None:
+        for name in ("prewarm", "comparison_response_id"):
+            if getattr(options, name):
+                at = f"prompt_cache_options.{name}"
+                raise BadRequest(f"`{at}` is not supported by this server.", param=at)
+    for index, name in enumerate(body.include or ()):
+        if name == "message.output_text.logprobs":
+            at = f"include[{index}]"
+            raise BadRequest(f"`{at}` asks for {name}, which is not supported by this server.", param=at)
+
+
+def _items(body: _Body) -> tuple[Item, ...]:
+    if isinstance(body.input, str):
+        return (Message(role="user", parts=(Text(body.input, "input"),)),)
+    items = [item for index, raw in enumerate(body.input) if (item := _item(raw, f"input[{index}]")) is not None]
+    if not items and body.previous_response_id is None:
+        raise BadRequest("`input` holds nothing to answer.", param="input")
+    return tuple(items)
+
+
+def _item(raw: msgspec.Raw, at: str) -> Item | None:
+    """One input item; None for a kind that carries nothing this server can render, such as reasoning."""
+    kind = fields.parse(fields.kind_decoder, raw, at).type
+    match kind:
+        case None | "message":
+            message = fields.parse(_message_decoder, raw, at)
+            role = _ROLES.get(message.role)
+            if role is None:
+                sentence = f"Invalid value for `{at}.role`: {message.role!r} is none of {', '.join(_ROLES)}."
+                raise BadRequest(sentence, param=f"{at}.role")
+            return Message(role=role, parts=_texts(message.content, f"{at}.content"))
+        case "function_call":
+            call = fields.parse(_call_decoder, raw, at)
+            return Call(call_id=call.call_id, name=call.name, arguments=call.arguments, path=at)
+        case "function_call_output":
+            result = fields.parse(_result_decoder, raw, at)
+            return Result(call_id=result.call_id, parts=_texts(result.output, f"{at}.output"))
+        case _ if kind in _UNREADABLE:
+            raise BadRequest(f"`{at}` is of type {kind!r}, which this server cannot read.", param=at)
+    return None
+
+
+def _texts(content: str | list[_Part], at: str) -> tuple[Text, ...]:
+    if isinstance(content, str):
+        return (Text(content, at),)
+    texts = []
+    for index, part in enumerate(content):
+        path = f"{at}[{index}]"
+        name = _TEXT_PARTS.get(part.type)
+        if name is None:
+            raise BadRequest(f"`{path}` is of type {part.type!r}; this server reads text only.", param=path)
+        value = part.refusal if name == "refusal" else part.text
+        if value is None:
+            raise BadRequest(f"Missing required field `{path}.{name}`.", param=f"{path}.{name}")
+        texts.append(Text(value, f"{path}.{name}"))
+    return tuple(texts)
+
+
+class Answer:
+    """The fold of an answer's steps into the response object."""
+
+    def __init__(self, turn: Turn, item_id: ItemId) -> None:
+        self._turn = turn
+        self._request = _request_half(turn)
+        self._texts: list[str] = []
+        self.item_id = item_id(turn.response, 0, "msg")  # of the message, the only item so far
+        self.open = False  # whether the message has begun
+        self.end: Ended | Broke | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def take(self, step: Step) -> None:
+        assert self.end is None, step
+        match step:
+            case TextDelta(text=text):
+                self.open = True
+                self._texts.append(text)
+            case Ended() | Broke():
+                # An empty answer is still the assistant's turn, and the chain holds it; a failure adds nothing.
+                self.open = self.open or (isinstance(step, Ended) and step.reason != "cancelled")
+                self.end = step
+
+    @property
+    def status(self) -> str:
+        match self.end:
+            case None:
+                return "in_progress"
+            case Broke():
+                return "failed"
+            case Ended(reason="cancelled"):
+                return "cancelled"
+            case Ended(reason="length"):
+                return "incomplete"
+        return "completed"
+
+    def item(self) -> dict[str, Any]:
+        """The message as it stands: empty while in progress, whole at the end."""
+        if self.end is None:
+            return _message(self.item_id, "in_progress", [])
+        status = "completed" if self.status == "completed" else "incomplete"
+        return _message(self.item_id, status, [part(self.text)])
+
+    def response(self) -> dict[str, Any]:
+        """The response object as it stands."""
+        end, status = self.end, self.status
+        error = None
+        if isinstance(end, Broke):
+            error = {"code": end.code if end.code in _ERROR_CODES else "server_error", "message": end.message}
+        return {
+            "id": self._turn.response,
+            "object": "response",
+            "created_at": self._turn.created,
+            "completed_at": end.at if end is not None and status == "completed" else None,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self._turn.model,
+            "output": [self.item()] if self.open and end is not None else [],
+            "error": error,
+            "usage": None if end is None else usage(end.usage),
+            **self._request,
+        }
+
+    def body(self) -> bytes:
+        """The response object as JSON."""
+        return msgspec.json.encode(self.response())
+
+
+class Encoder:
+    """The frames of a streamed answer: a pure function of the turn and its steps. Numbers count from 0."""
+
+    def __init__(self, turn: Turn, item_id: ItemId) -> None:
+        self._answer = Answer(turn, item_id)
+        self._number = 0
+
+    def begin(self) -> list[bytes]:
+        """What can be told once the request is accepted."""
+        return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
+
+    def feed(self, step: Step) -> list[bytes]:
+        """The frames that `step` adds, the last one included when it ends the answer."""
+        answer = self._answer
+        added = None if answer.open else answer.item()
+        answer.take(step)
+        frames = []
+        if answer.open and added is not None:
+            frames.append(self._event("response.output_item.added", output_index=0, item=added))
+            frames.append(self._in_part("response.content_part.added", part=part("")))
+        match step:
+            case Progress():
+                pass
+            case TextDelta(text=text):
+                frames.append(self._in_part("response.output_text.delta", delta=text, logprobs=[]))
+            case Ended() | Broke():
+                if answer.open:
+                    frames.append(self._in_part("response.output_text.done", text=answer.text, logprobs=[]))
+                    frames.append(self._in_part("response.content_part.done", part=part(answer.text)))
+                    frames.append(self._event("response.output_item.done", output_index=0, item=answer.item()))
+                # No event says cancelled; the object in it does.
+                last = "incomplete" if answer.status == "cancelled" else answer.status
+                frames.append(self._lifecycle(f"response.{last}"))
+                frames.append(DONE)
+        return frames
+
+    def _lifecycle(self, name: str) -> bytes:
+        return self._event(name, response=self._answer.response())
+
+    def _in_part(self, name: str, **values: Any) -> bytes:
+        return self._event(name, item_id=self._answer.item_id, output_index=0, content_index=0, **values)
+
+    def _event(self, name: str, **values: Any) -> bytes:
+        data = msgspec.json.encode({"type": name, "sequence_number": self._number, **values})
+        self._number += 1
+        return frame(data, name)
+
+
+def deleted(response: str) -> bytes:
+    """The body that confirms a deletion."""
+    return msgspec.json.encode({"id": response, "object": "response", "deleted": True})
+
+
+def part(text: str) -> dict[str, Any]:
+    """An output_text content part."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def usage(counts: Usage) -> dict[str, Any]:
+    """The usage object; tokens from the cache are part of the input's. Nothing is charged for writing to the cache."""
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt + counts.output,
+    }
+
+
+def _message(item_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def _request_half(turn: Turn) -> dict[str, Any]:
+    """The keys of the response object that follow from the request alone: repeated, or the value in effect."""
+    echo = _echo_decoder.decode(turn.raw)
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if echo.text is not None and echo.text.verbosity is not None:
+        text["verbosity"] = echo.text.verbosity
+    reasoning = echo.reasoning
+    return {
+        "previous_response_id": echo.previous_response_id,
+        "instructions": echo.instructions,
+        "tools": [_tool(tool) for tool in echo.tools or ()],
+        "tool_choice": "auto" if echo.tool_choice is None else echo.tool_choice,
+        "truncation": "disabled",  # whatever was asked: a prompt is never cut
+        "parallel_tool_calls": echo.parallel_tool_calls is not False,
+        "text": text,
+        "temperature": 1.0 if echo.temperature is None else echo.temperature,
+        "top_p": 1.0 if echo.top_p is None else echo.top_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "top_logprobs": 0,
+        "reasoning": None if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
+        "max_output_tokens": echo.max_output_tokens,
+        "max_tool_calls": echo.max_tool_calls,
+        "store": turn.stored,
+        "background": False,
+        "service_tier": "default",
+        "metadata": echo.metadata or {},
+        "user": echo.user,
+        "safety_identifier": echo.safety_identifier,
+        "prompt_cache_key": echo.prompt_cache_key,
+    }
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as sent; a function also has the keys that clients require."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}

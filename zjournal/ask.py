@@ -1,0 +1,148 @@
+"""The neutral shapes: what every protocol's request becomes, and what every answer is made of.
+
+A protocol ends where an `Ask` begins. Nothing here knows a wire format, a template or a token, except
+`Output`: an earlier answer of this server, which is replayed as the very tokens that were sampled.
+Every text carries the JSON path it came from, so that each prompt token can be traced to the request.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A piece of text and the JSON path of the request it stands at, such as `messages[3].content[0].text`."""
+
+    text: str
+    path: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, tag="message"):
+    """One message; its parts are joined without a separator when rendered."""
+
+    role: Role
+    parts: tuple[Text, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A tool call that the client sends back; `arguments` is the client's string, byte for byte."""
+
+    call_id: str
+    name: str
+    arguments: str
+    path: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, tag="result"):
+    """What a tool returned for `call_id`."""
+
+    call_id: str
+    parts: tuple[Text, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """An earlier answer of ours: its items as a client sees them and the token ids that were sampled.
+
+    `tokens` is packed little-endian uint32 without the end-of-turn token; the prompt replays it unchanged.
+    """
+
+    response: str
+    items: tuple[Message | Call, ...]
+    tokens: bytes
+
+
+Item = Message | Call | Result | Output
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A function the model may call. `parameters` holds the client's JSON bytes, so that key order survives."""
+
+    name: str
+    description: str | None = None
+    parameters: bytes = b"{}"
+    path: str = ""
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to choose a token. temperature 0 is greedy; top_k 0 and top_p 1 are off; seed None: the server draws one."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, free of its protocol."""
+
+    protocol: Literal["chat", "responses", "messages"]
+    model: str
+    items: tuple[Item, ...]
+    instructions: Text | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    store: bool = True
+    stream: bool = False
+    previous: str | None = None  # previous_response_id
+    session_key: str | None = None  # what the client calls its session, if it says so
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+    """More text of the open message."""
+
+    text: str
+
+
+Delta = TextDelta
+
+EndReason = Literal["stop", "stop_string", "length", "cancelled"]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one response. prompt = cached + computed, always."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The request was admitted: this much of its prompt came from the cache."""
+
+    cached: int
+    prompt: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The response is complete and durable."""
+
+    reason: EndReason
+    usage: Usage
+    at: int | None = None  # Unix seconds of the fact that says so
+
+
+class Broke(msgspec.Struct, frozen=True, tag="broke"):
+    """The response failed; `code` and `message` as of a Fault. Durable as well."""
+
+    code: str
+    message: str
+    usage: Usage
+    at: int | None = None
+
+
+# What a follower yields for a response, in order: at most one Progress, deltas, then one Ended or Broke.
+Step = Progress | Delta | Ended | Broke

@@ -1,0 +1,115 @@
+"""The model's own chat template, in a sandbox.
+
+A template is code that came with a download: it runs in jinja's immutable sandbox with a bound on its
+output, and gets no clock, for a date in the prompt would make every day another prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+
+from zjournal.checkpoint.gguf import Header
+from zjournal.errors import BadRequest, ModelFault
+
+SOURCE_BYTES_MAX = 1 << 20
+OUTPUT_CHARACTERS_MAX = 64 << 20  # a prompt of 200,000 tokens has about one million
+
+
+class _Refused(Exception):
+    """The template's raise_exception."""
+
+
+class Template:
+    """A compiled chat template. `uses_tools` says whether it renders tools itself."""
+
+    def __init__(self, source: str, specials: Mapping[str, str] | None = None) -> None:
+        """`specials` are the texts of the roles bos, eos. Raises ModelFault if the source is no valid template."""
+        if len(source) > SOURCE_BYTES_MAX:
+            raise ModelFault(f"the chat template has {len(source)} characters, the limit is {SOURCE_BYTES_MAX}")
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        self.source = source
+        self._specials = {f"{role}_token": text for role, text in (specials or {}).items()}
+        try:
+            self._template = environment.from_string(source)
+            self.uses_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            raise ModelFault(f"the chat template is not valid: {error}") from error
+        self.default_system = self._default_system()
+
+    @classmethod
+    def from_header(cls, header: Header, specials: Mapping[str, str] | None = None) -> Template:
+        """The template in the GGUF's metadata. Raises ModelFault if there is none or it is not valid."""
+        try:
+            return cls(header.value("tokenizer.chat_template", str), specials)
+        except ModelFault as fault:
+            named = fault.message.startswith(str(header.path))
+            raise ModelFault(fault.message if named else f"{header.path}: {fault.message}") from fault
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text. Raises BadRequest if the template refuses the messages or cannot render them."""
+        try:
+            parts: list[str] = []
+            size = 0
+            for part in self._template.generate(
+                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._specials
+            ):
+                size += len(part)
+                if size > OUTPUT_CHARACTERS_MAX:
+                    raise BadRequest(f"the rendered prompt is over {OUTPUT_CHARACTERS_MAX} characters")
+                parts.append(part)
+            return "".join(parts)
+        except _Refused as refusal:
+            raise BadRequest(f"the model's chat template refuses this conversation: {refusal}") from refusal
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise BadRequest(f"the model's chat template cannot render this conversation: {error}") from error
+
+    def _default_system(self) -> str:
+        """The system text that the template puts in when the conversation has none; found by rendering both."""
+        probe = "\ue000probe\ue001"
+        user = {"role": "user", "content": "x"}
+        try:
+            without = self.render([user])
+            before, found, after = self.render([{"role": "system", "content": probe}, user]).partition(probe)
+        except BadRequest:
+            return ""  # no system message, or not without one
+        fits = found and len(without) >= len(before) + len(after)
+        if fits and without.startswith(before) and without.endswith(after):
+            return without[len(before) : len(without) - len(after)]
+        return ""
+
+
+def _refuse(message: object = "") -> NoReturn:
+    raise _Refused(str(message))
+
+
+class Spelled(dict):
+    """A dict that knows how its JSON is to be written: between two marks, and as `raw` if that is given.
+
+    The marks let its place in the rendered prompt be found; `raw` keeps a client's own spelling.
+    """
+
+    opening = ""
+    closing = ""
+    raw: str | None = None
+
+
+def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
+    """jinja's own filter escapes for HTML and sorts keys; a prompt wants neither."""
+    raw = value.raw if isinstance(value, Spelled) else None
+    text = raw if raw is not None else json.dumps(value, ensure_ascii=bool(options.get("ensure_ascii")), indent=indent)
+    return value.opening + text + value.closing if isinstance(value, Spelled) else text

@@ -1,0 +1,92 @@
+"""The command `zj`: its tree of commands, and how a Fault becomes one line and an exit code.
+
+Everything heavy is imported inside the function that needs it, so that `zj --help` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from zjournal.cli import config, demo, journal, models, serve, sessions
+from zjournal.errors import Fault
+
+EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
+EXIT_BROKEN_PIPE = 141  # as a shell reports SIGPIPE
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(
+        help=help,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+    )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from zjournal.config import version
+
+        typer.echo(f"zjournal {version()}")
+        raise typer.Exit
+
+
+app = _group("An event-sourced LLM inference server for agents that must not lose their place.")
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("serve")(serve.serve)
+app.command("demo")(demo.demo)
+
+_sessions = _group("Sessions in the journal.")
+_sessions.command("list")(sessions.list_sessions)
+_sessions.command("show")(sessions.show_session)
+app.add_typer(_sessions, name="sessions")
+
+_journal = _group("The journal itself.")
+_journal.command("verify")(journal.verify)
+app.add_typer(_journal, name="journal")
+
+_models = _group("Models on this machine.")
+_models.command("pull")(models.pull)
+app.add_typer(_models, name="models")
+
+_config = _group("Settings and where they come from.")
+_config.command("show")(config.show)
+app.add_typer(_config, name="config")
+
+
+# A group of one command would be folded into its parent without a callback of its own.
+@_journal.callback()
+@_models.callback()
+@_config.callback()
+def _group_root() -> None:
+    pass
+
+
+def main() -> int:
+    """Runs the command line of this process. Returns the exit code; usage errors leave through SystemExit with 2."""
+    try:
+        app(prog_name="zj")
+    except Fault as fault:
+        print("zj: " + " ".join(fault.message.split()), file=sys.stderr)
+        return fault.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails again
+        return EXIT_BROKEN_PIPE
+    return 0

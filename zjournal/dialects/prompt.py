@@ -1,0 +1,410 @@
+"""Prompt assembly: a conversation becomes token ids, and every token knows the JSON path it came from.
+
+There is one segmentation. Control literals that the template writes become their ids; each text between two
+of them (or an earlier output, which is spliced in as the tokens that were sampled) is encoded as one piece.
+So a longer conversation keeps the tokens of the shorter one, and a client's text never makes a control token.
+
+The template is opaque code, so its output is traced: client texts are rendered between marks made of a
+character that stands in no text. The marks are believed only if the rendering without them is equal to the
+plain one. A template that trims its texts gets the marks inside their edges; one that looks into them in
+other ways leaves no trace: its prompt is right and has no paths, and a client text with a control literal
+is refused there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+
+from zjournal import ask
+from zjournal.checkpoint.template import Spelled, Template
+from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.dialects.base import Dialect, Piece, parse_json, pieces, tool_value
+from zjournal.errors import BadRequest
+
+OUTPUT_PATH = "response:"  # before the response's id: the path of a spliced output
+_MARKS = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # the private use areas of Unicode
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens `start` to `end` came from `path`; "" is the template, `response:ID` an earlier output."""
+
+    start: int
+    end: int
+    path: str
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """The token ids, and spans that cover them all in order."""
+
+    ids: list[int]
+    spans: tuple[Span, ...]
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """One message for the template. Calls and results are filled only where the template renders them itself."""
+
+    role: str
+    content: tuple[Piece, ...] = ()
+    output: ask.Output | None = None
+    calls: tuple[ask.Call, ...] = ()
+    call_id: str = ""
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """A stretch of the rendered prompt: template text, a client's text with its path, or an output to splice."""
+
+    kind: Literal["template", "client", "output"]
+    text: str = ""
+    path: str = ""
+    output: ask.Output | None = None
+
+
+def assemble(request: ask.Ask, template: Template, tokenizer: Tokenizer, dialect: Dialect) -> Prompt:
+    """The prompt for `request`, whose items are the whole conversation, earlier outputs included.
+
+    Raises BadRequest if the template refuses the conversation, a text is not Unicode, the tools are malformed,
+    or a client's text holds a control literal where the template leaves no trace of it.
+    """
+    turns = _turns(request, template, dialect)
+    tools = request.tools if template.uses_tools else ()
+    texts = list(_client_texts(turns, tools))
+    everything = "".join(text for text, _ in texts)
+    try:
+        everything.encode()
+    except UnicodeEncodeError:
+        path = next((path for text, path in texts if not _is_unicode(text)), "")
+        raise BadRequest("the text holds a lone surrogate, which is not Unicode", param=path or None) from None
+    mark = next(
+        (chr(code) for code in _MARKS if chr(code) not in everything and chr(code) not in template.source), None
+    )
+    if mark is None:
+        raise BadRequest("the request uses every private character of Unicode")
+    draw = _Draw(turns, tools, template, mark)
+    runs = _trace(draw, tokenizer, tokenizer.control_pattern.search(everything) is not None)
+    if runs is None:
+        path = next((path for text, path in texts if tokenizer.control_pattern.search(text)), "")
+        message = "the text would make a control token, for this model's template leaves no trace of it"
+        raise BadRequest(message, param=path or None)
+    return _encode(runs, tokenizer)
+
+
+# --- the conversation as messages ---------------------------------------------------------------------
+
+
+def _turns(request: ask.Ask, template: Template, dialect: Dialect) -> list[_Turn]:
+    """The messages, in order; tools go into the system message unless the template has a place for them."""
+    turns: list[_Turn] = []
+    if request.instructions is not None:
+        turns.append(_Turn("system", tuple(pieces((request.instructions,)))))
+    for _, group in groupby(_grouped(request.items), key=lambda pair: pair[0]):
+        items = [item for _, item in group]
+        turns += _native(items) if template.uses_tools else _written(items, dialect)
+    if not request.tools or template.uses_tools:
+        return turns
+    instructions = dialect.instruct(request.tools)
+    if turns and turns[0].role == "system":
+        before = turns.pop(0).content
+    else:
+        before = (Piece(template.default_system, trusted=True),)
+    gap = [Piece("\n\n", trusted=True)] if any(piece.text for piece in before) else []
+    return [_Turn("system", (*before, *gap, *instructions)), *turns]
+
+
+def _grouped(items: Sequence[ask.Item]) -> Iterator[tuple[int, ask.Item]]:
+    """Numbers the turns: calls join the assistant's message before them, results join each other."""
+    number = 0
+    before: ask.Item | None = None
+    for item in items:
+        said = isinstance(before, ask.Call) or (isinstance(before, ask.Message) and before.role == "assistant")
+        joins = said if isinstance(item, ask.Call) else isinstance(item, ask.Result) and isinstance(before, ask.Result)
+        number += not joins
+        before = item
+        yield number, item
+
+
+def _written(items: Sequence[ask.Item], dialect: Dialect) -> list[_Turn]:
+    """One turn, with calls and results spelled out by the dialect."""
+    first = items[0]
+    match first:
+        case ask.Output():
+            return [_Turn("assistant", output=first)]
+        case ask.Result():
+            return [_Turn("user", tuple(dialect.results([item for item in items if isinstance(item, ask.Result)])))]
+    content = pieces(first.parts) if isinstance(first, ask.Message) else []
+    calls = [item for item in items if isinstance(item, ask.Call)]
+    return [_Turn(_role(first), tuple(dialect.calls(content, calls) if calls else content))]
+
+
+def _native(items: Sequence[ask.Item]) -> list[_Turn]:
+    """One turn, or one for each result, for a template that knows calls and results."""
+    first = items[0]
+    match first:
+        case ask.Output():
+            return [_Turn("assistant", output=first)]
+        case ask.Result():
+            results = [item for item in items if isinstance(item, ask.Result)]
+            return [_Turn("tool", tuple(pieces(result.parts)), call_id=result.call_id) for result in results]
+    content = pieces(first.parts) if isinstance(first, ask.Message) else []
+    calls = tuple(item for item in items if isinstance(item, ask.Call))
+    return [_Turn(_role(first), tuple(content), calls=calls)]
+
+
+def _role(item: ask.Item) -> str:
+    if not isinstance(item, ask.Message):
+        return "assistant"
+    return "system" if item.role == "developer" else item.role
+
+
+def _client_texts(turns: Sequence[_Turn], tools: Sequence[ask.ToolSpec]) -> Iterator[tuple[str, str]]:
+    """Every text that a client wrote, with its path, in the order of the messages."""
+    for tool in tools:
+        yield from ((text, tool.path) for text in _strings(tool_value(tool)))
+    for turn in turns:
+        yield from ((piece.text, piece.path) for piece in turn.content if not piece.trusted)
+        yield turn.call_id, ""
+        for call in turn.calls:
+            yield from ((text, call.path) for text in (call.call_id, call.name, call.arguments))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings and keys in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+# --- rendering and tracing ----------------------------------------------------------------------------
+
+_Mode = Literal["plain", "outer", "inner"]
+
+
+class _Draw:
+    """Renders the same messages in several spellings: plain, and with marks outside or inside the texts' edges."""
+
+    def __init__(self, turns: Sequence[_Turn], tools: Sequence[ask.ToolSpec], template: Template, mark: str) -> None:
+        self._turns = turns
+        self._tools = tools
+        self._template = template
+        self._mark = mark
+        self._mode: _Mode = "plain"
+        self._change: Callable[[str], str] = str
+        self._paths: list[str] = []
+        self.outputs = [turn.output for turn in turns if turn.output is not None]
+        self.pattern = re.compile(f"{mark}([<>=])([0-9]*){mark}")
+
+    def render(self, mode: _Mode, change: Callable[[str], str] = str) -> tuple[str, list[str]]:
+        """The rendered text, outputs as marks `=N`, and the paths of the marks `<N`. `change` alters client texts."""
+        self._mode, self._change, self._paths = mode, change, []
+        spliced = iter(range(len(self.outputs)))
+        messages = [self._message(turn, spliced) for turn in self._turns]
+        tools = [self._spelled(tool_value(tool), tool.path) for tool in self._tools]
+        return self._template.render(messages, tools or None), self._paths
+
+    def _message(self, turn: _Turn, spliced: Iterator[int]) -> dict[str, Any]:
+        if turn.output is not None:
+            return {"role": turn.role, "content": f"{self._mark}={next(spliced)}{self._mark}"}
+        message: dict[str, Any] = {"role": turn.role, "content": "".join(map(self._piece, turn.content))}
+        if turn.calls:
+            message["tool_calls"] = [self._call(call) for call in turn.calls]
+        if turn.call_id:
+            message["tool_call_id"] = self._marked(self._change(turn.call_id), "")
+        return message
+
+    def _piece(self, piece: Piece) -> str:
+        return piece.text if piece.trusted else self._marked(self._change(piece.text), piece.path)
+
+    def _call(self, call: ask.Call) -> dict[str, Any]:
+        arguments: Any = self._marked(self._change(call.arguments), call.path)
+        try:
+            value = parse_json(call.arguments or "{}", call.path)
+        except BadRequest:
+            value = None  # not JSON: the template gets the text
+        if isinstance(value, dict):
+            arguments = self._spelled(value, call.path, call.arguments or "{}")
+        function = {"name": self._marked(self._change(call.name), call.path), "arguments": arguments}
+        identity = self._marked(self._change(call.call_id), call.path)
+        return {"id": identity, "type": "function", "function": function}
+
+    def _spelled(self, value: dict[str, Any], path: str, raw: str | None = None) -> Spelled:
+        spelled = Spelled(self._altered(value))
+        spelled.opening, spelled.closing = self._pair(path)
+        spelled.raw = None if raw is None else self._change(raw)
+        return spelled
+
+    def _altered(self, value: Any) -> Any:
+        if self._change is str:
+            return value
+        if isinstance(value, str):
+            return self._change(value)
+        if isinstance(value, list):
+            return [self._altered(inner) for inner in value]
+        if isinstance(value, dict):
+            return {self._change(key): self._altered(inner) for key, inner in value.items()}
+        return value
+
+    def _marked(self, text: str, path: str) -> str:
+        """An empty text stays empty, for a template may ask whether there is any."""
+        core = text.strip() if self._mode == "inner" else text
+        if not core:
+            return text
+        opening, closing = self._pair(path)
+        before, _, after = text.partition(core)
+        return before + opening + core + closing + after
+
+    def _pair(self, path: str) -> tuple[str, str]:
+        if self._mode == "plain":
+            return "", ""
+        self._paths.append(path)
+        return f"{self._mark}<{len(self._paths) - 1}{self._mark}", f"{self._mark}>{self._mark}"
+
+
+def _trace(draw: _Draw, tokenizer: Tokenizer, suspicious: bool) -> list[_Run] | None:
+    """The rendered prompt in runs; None if a client's text would be taken for a control token.
+
+    `suspicious`: some client text holds a control literal. Then, and wherever there is no trace, the literals in
+    the template's own text must be as many as in a rendering in which no client text can hold one.
+    """
+    count = tokenizer.control_pattern.findall
+    plain, _ = draw.render("plain")
+    modes: tuple[_Mode, ...] = ("outer", "inner", "plain")
+    for mode in modes:
+        text, paths = draw.render(mode) if mode != "plain" else (plain, [])
+        runs = _split(draw, text, paths)
+        if runs is None or _joined(draw, text) != plain:
+            continue
+        if mode != "plain" and not suspicious:
+            return runs
+        firsts = dict.fromkeys((ord(literal[0]) for literal in tokenizer.control), "x")
+        harmless, _ = draw.render("plain", lambda text, firsts=firsts: text.translate(firsts))  # type: ignore[misc]
+        if len(count(harmless)) == sum(len(count(run.text)) for run in runs if run.kind == "template"):
+            return runs
+    return None
+
+
+def _joined(draw: _Draw, text: str) -> str:
+    """The rendered text without the marks around client texts."""
+    return draw.pattern.sub(lambda found: found.group() if found[1] == "=" else "", text)
+
+
+def _split(draw: _Draw, text: str, paths: Sequence[str]) -> list[_Run] | None:
+    """Cuts at the marks. None if they do not pair, or an output is missing, doubled or out of order."""
+    runs: list[_Run] = []
+    opened: list[str] = []
+    at = spliced = 0
+    for found in draw.pattern.finditer(text):
+        if found.start() > at:
+            runs.append(_stretch(text[at : found.start()], opened))
+        at = found.end()
+        if found[1] == "<":
+            opened.append(paths[int(found[2])])
+        elif found[1] == ">":
+            if not opened:
+                return None
+            opened.pop()
+        else:
+            if opened or int(found[2]) != spliced:
+                return None
+            output = draw.outputs[spliced]
+            runs.append(_Run("output", path=OUTPUT_PATH + output.response, output=output))
+            spliced += 1
+    if opened or spliced != len(draw.outputs):
+        return None
+    if at < len(text):
+        runs.append(_stretch(text[at:], opened))
+    return runs
+
+
+def _stretch(text: str, opened: Sequence[str]) -> _Run:
+    return _Run("client", text, opened[0]) if opened else _Run("template", text)
+
+
+# --- runs to tokens -----------------------------------------------------------------------------------
+
+
+class _Ids:
+    """Collects tokens and their spans; the open piece grows until a control token or an output ends it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.spans: list[Span] = []
+        self._texts: list[tuple[str, str | None]] = []  # None: the template's
+
+    def text(self, text: str, path: str | None) -> None:
+        """Adds text to the open piece."""
+        if text:
+            self._texts.append((text, path))
+
+    def tokens(self, ids: Sequence[int], path: str) -> None:
+        """Ends the open piece and adds tokens as they are."""
+        self.flush()
+        self._add(ids, path)
+
+    def flush(self) -> None:
+        """Encodes the open piece. A token that overlaps a client's text counts to the first such text."""
+        texts, self._texts = self._texts, []
+        encoded = self._tokenizer.encode_with_offsets("".join(text for text, _ in texts))
+        done = at = 0
+        for text, path in texts:
+            start, at = at, at + len(text)
+            if path is None:
+                continue
+            low = max(done, bisect_right(encoded.ends, start))
+            high = max(low, bisect_left(encoded.starts, at))
+            self._add(encoded.ids[done:low], "")
+            self._add(encoded.ids[low:high], path)
+            done = high
+        self._add(encoded.ids[done:], "")
+
+    def _add(self, ids: Sequence[int], path: str) -> None:
+        if not ids:
+            return
+        start = len(self.ids)
+        if self.spans and self.spans[-1].path == path:
+            start = self.spans.pop().start
+        self.ids.extend(ids)
+        self.spans.append(Span(start, len(self.ids), path))
+
+
+def _encode(runs: Sequence[_Run], tokenizer: Tokenizer) -> Prompt:
+    out = _Ids(tokenizer)
+    for run in runs:
+        if run.output is not None:
+            out.tokens(_unpack(run.output.tokens), run.path)
+        elif run.kind == "client":
+            out.text(run.text, run.path)
+        else:
+            at = 0
+            for found in tokenizer.control_pattern.finditer(run.text):
+                out.text(run.text[at : found.start()], None)
+                out.tokens([tokenizer.control[found.group()]], "")
+                at = found.end()
+            out.text(run.text[at:], None)
+    out.flush()
+    return Prompt(out.ids, tuple(out.spans))
+
+
+def _unpack(tokens: bytes) -> array[int]:
+    ids = array("I")
+    ids.frombytes(tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids

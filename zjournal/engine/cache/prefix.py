@@ -1,0 +1,298 @@
+"""The prefix graph: which blocks continue which, and so which KV a prompt may reuse.
+
+Each namespace has a tree. A node is one kept block with the 1 to 16 tokens whose KV it holds; only a full block
+has children. A child is found under the bytes of its own tokens, so that a hit is proved by comparing tokens at
+every level, and no hash is ever trusted. Siblings are an antichain (none begins with another) and sorted, so
+that the longest common beginning is found at one of two neighbours, however many branches there are.
+
+Pinned paths belong to running requests and stay. The rest is given up from the leaves inwards, least recently
+used first: tails go before the beginnings they share. A terminal state is a mark on a node: who ended there, and
+after how many tokens. What a state costs and when room is needed is residency's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool
+
+TOKEN_BYTES = 4  # tokens are packed as uint32, in the machine's byte order
+BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+DEAD_ENTRIES_MAX = 64  # the eviction queue is rebuilt when more than this and the live nodes are dead
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A resident terminal state: `request` ended after `tokens` tokens, all of whose KV is kept."""
+
+    request: str
+    namespace: str
+    tokens: int
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A kept block. The root of a namespace is a node without tokens and without a block (-1)."""
+
+    namespace: str
+    parent: Node | None
+    key: bytes
+    block: int
+    depth: int  # tokens before this node
+    used: int = 0  # tick of the last use
+    pins: int = 0  # running requests whose path goes through or ends here
+    queued: bool = False  # has an entry in the eviction queue
+    alive: bool = True
+    children: dict[bytes, Node] = field(default_factory=dict)
+    order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
+    states: dict[int, State] = field(default_factory=dict)  # tokens of this node used -> who ended there
+
+    @property
+    def evictable(self) -> bool:
+        return self.alive and not self.children and not self.pins and self.parent is not None
+
+    def path(self) -> Iterator[Node]:
+        """Yields this node and its ancestors, the root excluded, the deepest first."""
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def nearest(self, want: bytes) -> tuple[Node | None, int]:
+        """Returns the child that shares the longest beginning with `want`, and its length in tokens."""
+        at = bisect_left(self.order, want)
+        best, length = None, 0
+        for key in self.order[max(at - 1, 0) : at + 1]:
+            shared = shared_tokens(key, want)
+            if shared > length:
+                best, length = self.children[key], shared
+        return best, length
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What of a prompt is kept: the full blocks from the root to `node`, then `partial_tokens` of `partial`."""
+
+    node: Node
+    blocks: list[int]
+    partial: Node | None
+    partial_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.blocks) * BLOCK_TOKENS + self.partial_tokens
+
+
+def shared_tokens(a: bytes, b: bytes) -> int:
+    """Returns how many tokens two packed runs have in common from their start."""
+    end = min(len(a), len(b))
+    for at in range(0, end, TOKEN_BYTES):
+        if a[at : at + TOKEN_BYTES] != b[at : at + TOKEN_BYTES]:
+            return at // TOKEN_BYTES
+    return end // TOKEN_BYTES
+
+
+class PrefixGraph:
+    """The trees of all namespaces over one pool; each node holds its block once."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._roots: dict[str, Node] = {}
+        self._tick = 0
+        self._queue: list[tuple[int, int, Node]] = []  # (used, serial, node): least recently used first
+        self._serial = 0
+        self.nodes = 0  # kept blocks
+        self.pinned = 0  # kept blocks on the path of a running request
+        self.states = 0  # terminal states
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that can be had by evicting, sooner or later: all that no running request needs."""
+        return self.nodes - self.pinned
+
+    # --- finding -----------------------------------------------------------------------------------------
+
+    def match(self, namespace: str, packed: bytes) -> Match:
+        """Finds the longest kept beginning of a prompt, exact to the token; its last token is never reused.
+
+        The last one is left out because its logits are wanted and only computing it gives them. The caller
+        pins what it uses before it changes anything else.
+        """
+        usable = max(len(packed) - TOKEN_BYTES, 0)
+        node = self._roots.get(namespace) or Node(namespace, None, b"", -1, 0)
+        blocks: list[int] = []
+        at = 0
+        while at + BLOCK_BYTES <= usable:
+            child = node.children.get(packed[at : at + BLOCK_BYTES])
+            if child is None:
+                break
+            node = child
+            blocks.append(node.block)
+            at += BLOCK_BYTES
+        partial, tokens = node.nearest(packed[at : min(at + BLOCK_BYTES, usable)])
+        return Match(node, blocks, partial, tokens)
+
+    # --- pinning and use ---------------------------------------------------------------------------------
+
+    def pin(self, node: Node) -> None:
+        """Keeps the path to `node` from eviction, once more. A namespace exists from its first pin on."""
+        root = self._roots.setdefault(node.namespace, node)
+        assert node.alive and (node is root) == (node.parent is None)
+        for one in node.path():
+            one.pins += 1
+            self.pinned += one.pins == 1
+        root.pins += 1
+
+    def advance(self, child: Node) -> None:
+        """Moves one pin from a node to its child; the path above stays as it is, so this costs nothing."""
+        assert child.alive and child.parent is not None
+        child.pins += 1
+        self.pinned += child.pins == 1
+
+    def unpin(self, node: Node) -> None:
+        """Takes back one `pin`."""
+        assert node.alive
+        for one in node.path():
+            assert one.pins > 0
+            one.pins -= 1
+            self.pinned -= one.pins == 0
+        self._enqueue(node)
+        root = self._roots[node.namespace]
+        root.pins -= 1
+        self._drop_root(root)
+
+    def touch(self, node: Node) -> None:
+        """Marks the path to `node` as just used."""
+        self._tick += 1
+        for one in node.path():
+            one.used = self._tick
+
+    # --- growing -----------------------------------------------------------------------------------------
+
+    def insert(self, parent: Node, key: bytes, block: int) -> Node:
+        """Keeps `block`, which holds the KV of the tokens `key` after `parent`; returns the node that covers them.
+
+        Where a kept child covers the tokens already, that child is returned and `block` is not kept: the KV is
+        the same. A partial child whose tokens begin `key` is absorbed: its states move, its block goes.
+        """
+        assert parent.alive
+        assert parent.parent is None or len(parent.key) == BLOCK_BYTES
+        assert 0 < len(key) <= BLOCK_BYTES and len(key) % TOKEN_BYTES == 0
+        at = bisect_left(parent.order, key)
+        if at < len(parent.order) and parent.order[at].startswith(key):
+            return parent.children[parent.order[at]]
+        depth = parent.depth + len(parent.key) // TOKEN_BYTES
+        node = Node(parent.namespace, parent, key, block, depth, used=self._tick)
+        if at > 0 and key.startswith(parent.order[at - 1]):
+            shorter = parent.children[parent.order[at - 1]]
+            assert not shorter.children and not shorter.pins
+            node.states, shorter.states = shorter.states, {}
+            self._remove(shorter)
+        self._pool.hold(block)
+        parent.children[key] = node
+        insort(parent.order, key)
+        self.nodes += 1
+        self._enqueue(node)
+        return node
+
+    def mark(self, node: Node, tokens: int, request: str) -> State | None:
+        """Makes the first `tokens` of `node` the end of a terminal state; returns the state whose place it takes."""
+        assert 0 < tokens <= len(node.key) // TOKEN_BYTES
+        before = node.states.get(tokens)
+        node.states[tokens] = State(request, node.namespace, node.depth + tokens)
+        self.states += before is None
+        return before
+
+    # --- giving up ---------------------------------------------------------------------------------------
+
+    def evict(self) -> list[State]:
+        """Gives up the least recently used leaf; returns the terminal states that are lost with it.
+
+        Something must be evictable. A state that ends further inside stays, and so does a beginning that another
+        branch shares.
+        """
+        assert self.evictable > 0
+        while True:
+            used, _, node = heapq.heappop(self._queue)
+            if not node.alive:
+                continue
+            node.queued = False
+            if used != node.used or not node.evictable:
+                self._enqueue(node)
+                continue
+            lost = list(node.states.values())
+            self._remove(node)
+            return lost
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None and not node.children and not node.pins
+        del parent.children[node.key]
+        del parent.order[bisect_left(parent.order, node.key)]
+        node.alive = False
+        self.nodes -= 1
+        self.states -= len(node.states)
+        self._pool.release(node.block)
+        self._enqueue(parent)
+        self._drop_root(parent)
+        if len(self._queue) > 2 * self.nodes + DEAD_ENTRIES_MAX:
+            self._queue = [entry for entry in self._queue if entry[2].alive]
+            heapq.heapify(self._queue)
+
+    def _enqueue(self, node: Node) -> None:
+        if node.evictable and not node.queued:
+            node.queued = True
+            self._serial += 1
+            heapq.heappush(self._queue, (node.used, self._serial, node))
+
+    def _drop_root(self, root: Node) -> None:
+        """Forgets a namespace that keeps nothing, so that memory does not grow with the namespaces ever seen."""
+        if root.parent is None and not root.children and not root.pins:
+            root.alive = False
+            del self._roots[root.namespace]
+
+    # --- checking ----------------------------------------------------------------------------------------
+
+    def check(self) -> dict[int, int]:
+        """Asserts every invariant of the trees; returns the blocks they hold (block -> 1)."""
+        held: dict[int, int] = {}
+        pinned = states = 0
+        todo = list(self._roots.values())
+        queued = {id(entry[2]) for entry in self._queue if entry[2].alive}
+        assert len(queued) == sum(entry[2].alive for entry in self._queue), "a node is queued twice"
+        while todo:
+            node = todo.pop()
+            self._check_node(node)
+            assert node.queued == (id(node) in queued)
+            if node.parent is not None:
+                assert node.block not in held, node.block
+                held[node.block] = 1
+                pinned += node.pins > 0
+                states += len(node.states)
+            todo.extend(node.children.values())
+        assert (len(held), pinned, states) == (self.nodes, self.pinned, self.states)
+        assert len(self._queue) <= 2 * self.nodes + DEAD_ENTRIES_MAX
+        return held
+
+    def _check_node(self, node: Node) -> None:
+        assert node.alive
+        assert node.order == sorted(node.children)
+        for a, b in zip(node.order, node.order[1:], strict=False):
+            assert not b.startswith(a), "siblings must not begin with one another"
+        assert node.pins >= sum(child.pins for child in node.children.values())
+        for key, child in node.children.items():
+            assert child.parent is node and child.key == key and child.namespace == node.namespace
+            assert child.depth == node.depth + len(node.key) // TOKEN_BYTES
+        if node.parent is None:
+            assert self._roots[node.namespace] is node and not node.key and not node.states
+            return
+        assert 0 < len(node.key) <= BLOCK_BYTES and len(node.key) % TOKEN_BYTES == 0
+        assert not node.children or len(node.key) == BLOCK_BYTES, "a partial block is a leaf"
+        assert node.queued or not node.evictable, "a leaf nobody could evict"
+        assert node.pins == 0 or len(node.key) == BLOCK_BYTES
+        for tokens, state in node.states.items():
+            assert 0 < tokens <= len(node.key) // TOKEN_BYTES
+            assert state.tokens == node.depth + tokens

@@ -1,0 +1,216 @@
+"""The scripted model: a runner that emits what a JSON file says, with a real tokenizer and no tensors.
+
+Process, scheduler, cache and journal are the real ones; only the numerics are missing. In place of KV each block
+records the tokens that were "computed" into it, and each step proves that the block table it was given spells the
+request's tokens so far. So a wrong reuse ends the process instead of going unnoticed. docs/scripted.md shows the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from zjournal.checkpoint.gguf import read_header
+from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.engine.sequence import BLOCK_TOKENS, Slice
+from zjournal.errors import EngineFailed, Fault, ModelFault
+from zjournal.link import wire
+
+TOKEN_KV_BYTES = 1024  # what a token counts against the KV memory: 1 GiB holds 1,048,576
+WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
+SCRIPT_BYTES_MAX = 64 << 20
+_FORGET = -1  # a place in a block that was never written
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Delay = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one request gets: `text` or `tokens`, and when and how. Delays are milliseconds."""
+
+    text: str | None = None
+    tokens: tuple[Count, ...] | None = None
+    when: str | None = None
+    delay_ms: Delay | None = None  # per token; None: the script's
+    prefill_ms_per_1k: Delay = 0
+    fail_after: Count | None = None
+    die_after: Count | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("A turn has either `text` or `tokens`")
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file. `dialect` names the one in which prompts are rendered and calls are written."""
+
+    turns: Annotated[tuple[Turn, ...], msgspec.Meta(min_length=1)]
+    context: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1_000_000
+    dialect: str = "chatml"
+    delay_ms: Delay = 0
+
+
+def read_script(path: Path) -> Script:
+    """Reads and checks a script. Raises ModelFault with the file and the JSON path of what is wrong."""
+    try:
+        if path.stat().st_size > SCRIPT_BYTES_MAX:
+            raise ModelFault(f"{path}: larger than {SCRIPT_BYTES_MAX >> 20} MiB")
+        return msgspec.json.decode(path.read_bytes(), type=Script)
+    except OSError as error:
+        raise ModelFault(f"{path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelFault(f"{path}: {error}") from error
+
+
+class _Playing:
+    """One request's turn, the tokens it emits, and the tokens of the request so far."""
+
+    def __init__(self, turn: Turn, emits: Sequence[int], prompt: Sequence[int]) -> None:
+        self.turn = turn
+        self.emits = emits
+        self.ids = array("i", prompt)
+
+    def next(self, index: int) -> int | Fault:
+        """Returns output token `index`; after the turn's own tokens its last one, the end token, again and again."""
+        if self.turn.die_after is not None and index >= self.turn.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.turn.fail_after is not None and index >= self.turn.fail_after:
+            return EngineFailed(f"The script fails this request after {self.turn.fail_after} tokens.")
+        return self.emits[min(index, len(self.emits) - 1)]
+
+
+class ScriptedRunner:
+    """The runner's interface over a script. `block_count` blocks of 16 recorded tokens stand for the KV."""
+
+    kernels = "scripted"
+
+    def __init__(self, script: Script, tokenizer: Tokenizer, start: wire.Start, digest: str) -> None:
+        self._script = script
+        self.tokenizer = tokenizer
+        self.fingerprint = f"scripted:{digest}"
+        self.context = min(start.context, script.context) if start.context else script.context
+        self.block_count = start.kv_bytes // (TOKEN_KV_BYTES * BLOCK_TOKENS)
+        self.vocab_size = tokenizer.vocab_size
+        self._end = _end_token(tokenizer, start.end_tokens)
+        self._emits = [self._tokens_of(turn, at) for at, turn in enumerate(script.turns)]
+        self._used = [False] * len(script.turns)
+        self._blocks: dict[int, array[int]] = {}
+        self._playing: dict[str, _Playing] = {}
+        if self.block_count < 1:
+            raise ModelFault(f"{start.kv_bytes} bytes of KV memory do not hold a block of {BLOCK_TOKENS} tokens.")
+
+    @classmethod
+    def load(cls, start: wire.Start, progress: Callable[[float], None]) -> ScriptedRunner:
+        """Reads the script and the tokenizer. Raises ModelFault."""
+        path = Path(start.model)
+        script = read_script(path)
+        if not start.tokenizer:
+            raise ModelFault(f"{path}: a scripted model needs the tokenizer of a GGUF")
+        progress(0.5)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return cls(script, Tokenizer.from_header(read_header(start.tokenizer)), start, digest)
+
+    def begin(self, request: str, prompt: Sequence[int]) -> None:
+        """Chooses the request's turn by what stands at the end of its prompt, and uses it up."""
+        assert request not in self._playing, request
+        # A character is at most four bytes, and a token at least one.
+        tail = self.tokenizer.decode(prompt[-4 * WHEN_CHARACTERS :])[-WHEN_CHARACTERS:]
+        at = self._choose(tail)
+        self._used[at] = True
+        self._playing[request] = _Playing(self._script.turns[at], self._emits[at], prompt)
+
+    def end(self, request: str) -> None:
+        """Forgets the request."""
+        del self._playing[request]
+
+    def copy_block(self, source: int, target: int, count: int) -> None:
+        """Copies the first `count` tokens of a block; the others of `target` become unknown."""
+        assert 0 < count <= BLOCK_TOKENS
+        assert _FORGET not in self._blocks[source][:count], "copied what was never computed"
+        self._blocks[target] = self._blocks[source][:count] + _blank(BLOCK_TOKENS - count)
+
+    def step(self, slices: Sequence[Slice]) -> list[int | Fault]:
+        """Records the tokens, proves every table, waits as the script says; one result per slice that samples."""
+        results: list[int | Fault] = []
+        for part in slices:
+            self._write(part)
+        for part in slices:
+            self._prove(part)
+        time.sleep(self._delay_ms(slices) / 1000)
+        for part in slices:
+            if part.sampling is not None:
+                playing = self._playing[part.request]
+                result = playing.next(part.index)
+                if not isinstance(result, Fault):
+                    playing.ids.append(result)
+                results.append(result)
+        return results
+
+    def _choose(self, tail: str) -> int:
+        unused = [(at, turn) for at, turn in enumerate(self._script.turns) if not self._used[at]]
+        for at, turn in unused:
+            if turn.when is not None and turn.when in tail:
+                return at
+        for at, turn in unused:
+            if turn.when is None:
+                return at
+        return len(self._script.turns) - 1
+
+    def _tokens_of(self, turn: Turn, at: int) -> list[int]:
+        if turn.tokens is not None:
+            for place, token in enumerate(turn.tokens):
+                if token >= self.vocab_size:
+                    raise ModelFault(f"token {token} is none of {self.vocab_size} - at `$.turns[{at}].tokens[{place}]`")
+            return [*turn.tokens, self._end]
+        assert turn.text is not None
+        return [*self.tokenizer.encode_trusted(turn.text), self._end]
+
+    def _write(self, part: Slice) -> None:
+        for place, token in enumerate(part.tokens, part.start):
+            block = part.table[place // BLOCK_TOKENS]
+            if place % BLOCK_TOKENS == 0:
+                self._blocks[block] = _blank(BLOCK_TOKENS)  # what another request left is gone
+            self._blocks.setdefault(block, _blank(BLOCK_TOKENS))[place % BLOCK_TOKENS] = token
+
+    def _prove(self, part: Slice) -> None:
+        ids = self._playing[part.request].ids
+        end = part.start + len(part.tokens)
+        used = part.table[: -(-end // BLOCK_TOKENS)]
+        spelled = b"".join(self._blocks[block].tobytes() for block in used)
+        wanted = memoryview(ids)[:end].tobytes()
+        assert spelled[: len(wanted)] == wanted, f"the block table of {part.request} does not spell its tokens"
+        assert (part.sampling is not None) == (end == len(ids)), "samples exactly when all tokens are computed"
+
+    def _delay_ms(self, slices: Sequence[Slice]) -> float:
+        """A batch takes as long as its slowest token, and its prompts one after another."""
+        token = prefill = 0.0
+        for part in slices:
+            turn = self._playing[part.request].turn
+            if part.sampling is not None:
+                token = max(token, self._script.delay_ms if turn.delay_ms is None else turn.delay_ms)
+            if len(part.tokens) > 1 or part.index == 0:
+                prefill += turn.prefill_ms_per_1k * len(part.tokens) / 1000
+        return token + prefill
+
+
+def _blank(tokens: int) -> array[int]:
+    return array("i", [_FORGET]) * tokens
+
+
+def _end_token(tokenizer: Tokenizer, given: Sequence[int]) -> int:
+    if given:
+        return given[0]
+    named = tokenizer.control.get(tokenizer.special_texts.get("eos", ""))
+    if named is not None:
+        return named
+    if not tokenizer.eos_ids:
+        raise ModelFault("the tokenizer names no end token")
+    return tokenizer.eos_ids[0]

@@ -1,0 +1,143 @@
+"""Every way to fail: one class per fault, with whose fault it is, its HTTP meaning and its exit code.
+
+A `Fault` is something the world did (a bad request, a full disk, a missing file). Our own bugs are
+assertions and never a Fault. The API turns a request fault into the client's protocol; the CLI prints
+a start fault as one line and leaves with `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class Fault(Exception):
+    """Base of all faults. `message` is one sentence for a person; `param` names the field at fault."""
+
+    status = 500
+    code = "server_error"
+    kind = "server_error"  # OpenAI's `error.type`
+    exit_code = 1
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+# --- faults of a request -----------------------------------------------------------------------------
+
+
+class BadRequest(Fault):
+    """The request is malformed or asks for something that cannot be; `param` is the JSON path."""
+
+    status, code, kind = 400, "invalid_request", "invalid_request_error"
+
+
+class ContextTooLong(BadRequest):
+    """The rendered prompt (and the asked output) does not fit the context window."""
+
+    code = "context_length_exceeded"
+
+
+class PreviousResponseNotFound(BadRequest):
+    """`previous_response_id` names nothing that this key can see."""
+
+    code = "previous_response_not_found"
+
+
+class NotFound(Fault):
+    """The named thing does not exist, or is not visible to this key."""
+
+    status, code, kind = 404, "not_found", "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    """The model's name is none of the accepted ones."""
+
+    code = "model_not_found"
+
+
+class Unauthorized(Fault):
+    """No key, or a wrong one."""
+
+    status, code, kind = 401, "invalid_api_key", "authentication_error"
+
+
+class Forbidden(Fault):
+    """A foreign Host or Origin: a web page must not drive a local server."""
+
+    status, code, kind = 403, "forbidden", "permission_error"
+
+
+class BodyTooLarge(Fault):
+    """The body is over the limit."""
+
+    status, code, kind = 413, "request_too_large", "invalid_request_error"
+
+
+class Overloaded(Fault):
+    """The queue is full."""
+
+    status, code, kind, retry_after_s = 429, "rate_limit_exceeded", "rate_limit_error", 1
+
+
+class Unavailable(Fault):
+    """The server cannot take requests just now: it is loading, draining, or its engine is restarting."""
+
+    status, code, kind, retry_after_s = 503, "server_unavailable", "server_error", 2
+
+
+class JournalUnavailable(Unavailable):
+    """The journal cannot be written, so nothing may be accepted."""
+
+    code, retry_after_s = "journal_unavailable", 5
+
+
+class EngineFailed(Fault):
+    """The engine gave up on this request, or died under it."""
+
+    status, code, kind = 500, "engine_error", "server_error"
+
+
+# --- faults at the start and of the command line ------------------------------------------------------
+
+
+class ConfigFault(Fault):
+    """A setting is wrong; raised before anything is loaded. 78 is EX_CONFIG of sysexits.h."""
+
+    code, exit_code = "config", 78
+
+
+class ModelFault(Fault):
+    """The model cannot be used: missing, not a GGUF, cut, or of a kind we do not run. 66 is EX_NOINPUT."""
+
+    code, exit_code = "model", 66
+
+
+class DataDirFault(Fault):
+    """The data directory cannot be used: not ours, not writable, or in use. 73 is EX_CANTCREAT."""
+
+    code, exit_code = "data_dir", 73
+
+
+class DataDirLocked(DataDirFault):
+    """Another server owns the data directory. 75 is EX_TEMPFAIL."""
+
+    code, exit_code = "data_dir_locked", 75
+
+
+class PortInUse(Fault):
+    """The address cannot be bound. 69 is EX_UNAVAILABLE."""
+
+    code, exit_code = "port_in_use", 69
+
+
+class JournalFault(Fault):
+    """The journal is damaged, foreign or of a newer schema. 65 is EX_DATAERR."""
+
+    code, exit_code = "journal", 65
+
+
+class EngineStartFault(Fault):
+    """The engine process could not load the model or set up its device."""
+
+    code, exit_code = "engine_start", 70

@@ -1,0 +1,206 @@
+"""The SQLite file: made, recognised, opened. Nothing is written to a file before it is known to be our journal.
+
+A new journal is built beside its place and renamed, so `journal.db` is whole or absent, whenever the power goes.
+A file is recognised by the application id in its first 100 bytes, read without SQLite, which could otherwise roll
+a foreign database's log forward. WAL and synchronous=FULL: a commit that returned survives the power.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from zjournal.errors import JournalFault
+from zjournal.journal.datadir import FILE_MODE, JOURNAL_FILE
+
+APPLICATION_ID = 0x7A6A6E6C  # "zjnl"
+SCHEMA_VERSION = 1  # number of steps in zjournal.migrations
+BUSY_MS = 5_000  # for a foreign writer, such as a shell that someone opened on the journal
+_MAGIC = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
+_PART_FILE = "journal.db.new"
+_TABLES = ("content", "event", "meta", "session", "tenant", "turn")
+
+
+class Identity(NamedTuple):
+    """What table `meta` says: which journal this is."""
+
+    id: bytes  # 16 random bytes
+    secret: bytes  # 32 random bytes: item ids are derived from it
+
+
+def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_bytes) -> sqlite3.Connection:
+    """Opens the journal of a locked, prepared directory for its only writer, and makes or migrates it if necessary.
+
+    Raises JournalFault (path, reason, next step) for a file that is foreign, newer, damaged or read-only.
+    """
+    path = data_dir / JOURNAL_FILE
+    if path.exists():
+        identify(path)
+        _private(path)
+    else:
+        _create(data_dir, entropy)
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+    except sqlite3.Error as error:
+        raise damage(path, error) from None
+    try:
+        _refuse_newer(db, path)
+        _configure(db)
+        _migrate(db)
+        check_schema(db, path)
+        # Asks for the write lock, so that a read-only file is found now and not by the first request.
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        db.close()
+        raise damage(path, error) from None
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def open_reader(data_dir: Path) -> sqlite3.Connection:
+    """A read-only connection, beside a running server or without one. Raises JournalFault."""
+    path = data_dir / JOURNAL_FILE
+    if not path.exists():
+        raise fault(path, "there is no journal here", "start a server with this --data-dir first, or name another")
+    identify(path, writing=False)
+    try:
+        uri = path.absolute().as_uri() + "?mode=ro"
+        db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+    except sqlite3.Error as error:
+        raise damage(path, error) from None
+    try:
+        _refuse_newer(db, path)
+        check_schema(db, path)
+    except sqlite3.Error as error:
+        db.close()
+        raise damage(path, error) from None
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def identify(path: Path, *, writing: bool = True) -> None:
+    """Raises JournalFault unless the file's first bytes are those of a journal of ours. Reads 100 bytes."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise fault(path, f"cannot be read ({error.strerror})", "check its owner and mode") from None
+    if len(header) < _HEADER_BYTES:
+        raise fault(path, "is cut off: it has no whole header", "restore it from a backup, or move it away")
+    if not header.startswith(_MAGIC):
+        raise fault(path, "is not an SQLite file", "move it away, or choose another --data-dir")
+    if int.from_bytes(header[68:72]) != APPLICATION_ID:
+        raise fault(path, "is an SQLite file of another program", "move it away, or choose another --data-dir")
+    if writing and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
+        raise fault(path, "is read-only", "run chmod u+w on it, or choose another --data-dir")
+
+
+def identity(db: sqlite3.Connection, path: Path) -> Identity:
+    """Reads table `meta`. Raises JournalFault when it is incomplete."""
+    rows = dict(db.execute("SELECT key, value FROM meta"))
+    if not all(isinstance(rows.get(key), bytes) for key in Identity._fields):
+        raise fault(path, "has lost its identity (table meta)", "restore it from a backup")
+    return Identity(rows["id"], rows["secret"])
+
+
+def check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raises JournalFault when a table is missing."""
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    missing = [name for name in _TABLES if name not in names]
+    if missing:
+        raise fault(path, f"has no table {missing[0]}", "restore it from a backup")
+
+
+def fault(path: Path, reason: str, step: str) -> JournalFault:
+    """One sentence for a person: path, reason, next step."""
+    return JournalFault(f"{path}: {reason}; {step}")
+
+
+def damage(path: Path, error: Exception) -> JournalFault:
+    """An error of SQLite at open, as a fault."""
+    text = str(error)
+    if "readonly" in text or "unable to open" in text:
+        return fault(path, f"cannot be opened for writing ({text})", "check owner and mode of it and its directory")
+    if "locked" in text:
+        return fault(path, "is held by another program", "close the program that has it open, and try again")
+    return fault(path, f"is damaged ({text})", "run `zj journal verify`, and restore it from a backup")
+
+
+def _create(data_dir: Path, entropy: Callable[[int], bytes]) -> None:
+    path, part = data_dir / JOURNAL_FILE, data_dir / _PART_FILE
+    for suffix in ("-wal", "-shm", "-journal"):
+        left = data_dir / (JOURNAL_FILE + suffix)
+        if left.exists():
+            step = f"bring {JOURNAL_FILE} back, or move the file away"
+            raise fault(left, f"belongs to a {JOURNAL_FILE} that is gone", step)
+    try:
+        part.unlink(missing_ok=True)  # left by a start that was killed here; never held a fact
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+        db = sqlite3.connect(part, isolation_level=None)
+        try:
+            _migrate(db)
+            rows = Identity(entropy(16), entropy(32))._asdict().items()
+            db.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)
+            db.execute("PRAGMA journal_mode = WAL")
+        finally:
+            db.close()
+        _sync(part)
+        part.rename(path)
+        _sync(data_dir)
+    except (OSError, sqlite3.Error) as error:
+        raise fault(path, f"cannot be made ({error})", "check the disk's space and the directory's mode") from None
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    if db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+        return
+    # Imported only for a new or older journal: they cost a quarter of a second and 15 MiB.
+    from sqlite_utils import Database
+
+    from zjournal.migrations import migrations
+
+    migrations.apply(Database(db, execute_plugins=False))
+    assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+
+
+def _refuse_newer(db: sqlite3.Connection, path: Path) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        reason = f"has schema version {version}, and this zjournal knows {SCHEMA_VERSION}"
+        raise fault(path, reason, "use the newer zjournal that wrote it")
+
+
+def _configure(db: sqlite3.Connection) -> None:
+    mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    assert mode == "wal", mode
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA fullfsync = ON")  # without it macOS only hands the data to the drive
+    db.execute("PRAGMA secure_delete = ON")  # erased content is overwritten in the file, not only unlinked
+
+
+def _private(path: Path) -> None:
+    # SQLite gives -wal and -shm the mode of the database.
+    for suffix in ("", "-wal", "-shm"):
+        file = path.with_name(path.name + suffix)
+        if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            file.chmod(FILE_MODE)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

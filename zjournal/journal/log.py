@@ -1,0 +1,373 @@
+"""The journal's one writer: append, commit in groups, then tell.
+
+Everything that waits is committed by one BEGIN IMMEDIATE … COMMIT as soon as the commit before it is done; there is
+no timer. So a lone caller waits for one fsync, and many callers share one. Subscribers and callers hear of a fact
+only after COMMIT returned. A write that fails fails its callers with JournalUnavailable, and the next one is tried.
+
+Reading is inherited from `Reader`; erasure is built on `run` by journal.retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zjournal.errors import JournalUnavailable
+from zjournal.journal import chain, content, database, datadir
+from zjournal.journal.chain import Head
+from zjournal.journal.events import Fact, Recorded, ResponseFailed
+from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
+from zjournal.journal.reader import Reader, Tenant
+from zjournal.journal.transaction import Transaction
+
+QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
+GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
+HEAD_CHECK_FACTS = 64  # end of the chain that is verified at open
+LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
+CRASH_MESSAGE = "The server was stopped while this response was running."
+
+T = TypeVar("T")
+Subscriber = Callable[[Sequence[Recorded]], None]
+_log = logging.getLogger(__name__)
+
+
+def wall_clock_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+class _Append:
+    def __init__(self, facts: Sequence[Fact], now: int) -> None:
+        self.facts, self.now, self.done = facts, now, Future[int]()
+
+
+class _Run:
+    def __init__(self, work: Callable[[Transaction], Any], now: int, scrub: bool) -> None:
+        self.work, self.now, self.scrub, self.done = work, now, scrub, Future[Any]()
+
+
+class Journal(Reader):
+    """The journal of a locked data directory, open for its only writer. Close it to drain what waits."""
+
+    def __init__(self, data_dir: Path, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> None:
+        self._db = database.open_writer(data_dir, entropy)
+        try:
+            super().__init__(data_dir)
+            self._head = self._checked_head()
+        except BaseException:
+            self._db.close()
+            raise
+        self._clock = clock
+        self._entropy = entropy
+        self._packer = content.Packer()
+        self._queue: deque[_Append | _Run] = deque()
+        self._queued_facts = 0
+        self._wake = threading.Condition()
+        self._closing = False
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._writer = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(
+        cls,
+        data_dir: Path,
+        *,
+        clock: Callable[[], int] = wall_clock_us,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> Journal:
+        """Opens or makes the journal in a directory that the caller has locked (`datadir.lock`).
+
+        `clock` gives microseconds since 1970, `entropy(n)` gives n random bytes. Raises DataDirFault or JournalFault;
+        nothing is written to a file that is not ours.
+        """
+        datadir.prepare(data_dir)
+        return cls(data_dir, clock, entropy)
+
+    def close(self) -> None:
+        """Commits what waits, then closes. Appends that come later fail with JournalUnavailable."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._writer.join()
+        super().close()
+        self._db.close()
+        self._tell([])  # followers see that no more will come
+
+    def __enter__(self) -> Journal:
+        return self
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int:
+        """The number of the last committed fact; 0 in an empty journal."""
+        return self._head.seq
+
+    def append(self, facts: Sequence[Fact]) -> Future[int]:
+        """Appends facts in order, in one transaction. The future gives the last one's number, once it is durable.
+
+        Never blocks. The future fails with JournalUnavailable when the journal cannot be written (nothing of this
+        call was), with AssertionError or another error when the facts are wrong.
+        """
+        assert facts
+        assert len(facts) <= QUEUE_FACTS_MAX, len(facts)
+        item = _Append(facts, self._clock())
+        self._enqueue(item, len(facts))
+        return item.done
+
+    def run(self, work: Callable[[Transaction], T], *, scrub: bool = False) -> Future[T]:
+        """Runs `work` on the writer thread in a transaction of its own; what it raises rolls back and fails the future.
+
+        `scrub` empties the write-ahead log afterwards, unless a reader is in the way: for work that erases.
+        """
+        item = _Run(work, self._clock(), scrub)
+        self._enqueue(item, 1)
+        return item.done
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of this name; made on first use, which waits for a commit."""
+        return self.run(lambda tx: self._tenant_named(tx, name)).result()
+
+    def recover(self) -> list[Turn]:
+        """Ends the turns that a crash left open, as failed; returns them as they were. For the start of the server."""
+
+        def work(tx: Transaction) -> list[Turn]:
+            rows = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE finished_us IS NULL ORDER BY accepted_seq")
+            left = [turn_of(row) for row in rows]
+            if left:
+                tx.append(
+                    [
+                        Fact(
+                            ResponseFailed(
+                                tenant=turn.tenant, response=turn.response, code="server_error", message=CRASH_MESSAGE
+                            )
+                        )
+                        for turn in left
+                    ]
+                )
+            return left
+
+        return self.run(work).result()
+
+    def rebuild(self) -> int:
+        """Drops the projections and folds them again from all facts; returns the number of facts. The writer waits."""
+
+        def work(tx: Transaction) -> int:
+            tx.db.execute("DELETE FROM turn")
+            tx.db.execute("DELETE FROM session")
+            after = 0
+            while page := tx.db.execute(
+                "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq > ? ORDER BY seq LIMIT ?",
+                (after, GROUP_FACTS_MAX),
+            ).fetchall():
+                for sql, values in effects(self._recorded(row) for row in page):
+                    tx.db.execute(sql, values)
+                after = page[-1][0]
+            return after
+
+        return self.run(work).result()
+
+    # --- telling --------------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Calls `subscriber` on the writer thread with the facts of each commit, in order; returns how to end that.
+
+        It must be quick and must not wait for the journal. An empty list tells that the journal is closed.
+        """
+        with self._wake:
+            self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            with self._wake:
+                self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
+
+        return unsubscribe
+
+    async def follow(self, after: int = 0) -> AsyncIterator[Recorded]:
+        """Facts after number `after`, first those that are there, then each as it is committed, until `close`."""
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def wake(_: Sequence[Recorded]) -> None:
+            loop.call_soon_threadsafe(news.set)
+
+        unsubscribe = self.subscribe(wake)
+        try:
+            while True:
+                news.clear()
+                while after < self._head.seq and not self._closed:
+                    for fact in await asyncio.to_thread(self.read, after):
+                        yield fact
+                        after = fact.seq
+                if self._closed:
+                    return
+                await news.wait()
+        finally:
+            unsubscribe()
+
+    def _tell(self, facts: Sequence[Recorded]) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(facts)
+            except Exception:  # a follower's bug or its closed loop is not the writer's end
+                _log.exception("a subscriber of the journal failed")
+
+    # --- the writer thread ----------------------------------------------------------------------------
+
+    def _enqueue(self, item: _Append | _Run, facts: int) -> None:
+        # From here on it cannot be cancelled: a client that goes away must not unmake a fact.
+        item.done.set_running_or_notify_cancel()
+        with self._wake:
+            if self._closing:
+                reason = "The journal is closed."
+            elif self._queued_facts + facts > QUEUE_FACTS_MAX:
+                reason = "The journal cannot keep up: its disk does not answer."
+            else:
+                self._queue.append(item)
+                self._queued_facts += facts
+                self._wake.notify()
+                return
+        item.done.set_exception(JournalUnavailable(reason))
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._closing:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                group = self._take()
+            if isinstance(group, _Run):
+                self._commit_run(group)
+            else:
+                self._commit_appends(group)
+
+    def _take(self) -> _Run | list[_Append]:
+        """What waits, up to the next `run` or the limit of a group; a `run` comes alone."""
+        first = self._queue.popleft()
+        if isinstance(first, _Run):
+            self._queued_facts -= 1
+            return first
+        group, facts = [first], len(first.facts)
+        while self._queue and isinstance(after := self._queue[0], _Append):
+            if facts + len(after.facts) > GROUP_FACTS_MAX:
+                break
+            facts += len(after.facts)
+            group.append(after)
+            self._queue.popleft()
+        self._queued_facts -= facts
+        return group
+
+    def _commit_appends(self, group: list[_Append]) -> None:
+        def work(tx: Transaction) -> list[int]:
+            ends = []
+            for item in group:
+                tx.add(item.facts, item.now)
+                ends.append(tx.head.seq)
+            return ends
+
+        try:
+            ends = self._commit(work, group[0].now)
+        except JournalUnavailable as fault:
+            for item in group:
+                item.done.set_exception(fault)
+        except Exception as error:
+            # Wrong facts are their caller's bug: the others of the group are committed one by one.
+            if len(group) == 1:
+                group[0].done.set_exception(error)
+            for item in group if len(group) > 1 else ():
+                self._commit_appends([item])
+        else:
+            for item, end in zip(group, ends, strict=True):
+                item.done.set_result(end)
+
+    def _commit_run(self, item: _Run) -> None:
+        try:
+            result = self._commit(item.work, item.now)
+        except Exception as error:
+            item.done.set_exception(error)
+            return
+        if item.scrub:
+            self._scrub()
+        item.done.set_result(result)
+
+    def _scrub(self) -> None:
+        try:
+            self._db.execute("PRAGMA busy_timeout = 0")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:  # the erasure itself is durable; the log is reset by a later checkpoint
+            _log.warning("the write-ahead log could not be emptied: %s", error)
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {database.BUSY_MS}")
+
+    def _commit(self, work: Callable[[Transaction], T], now: int) -> T:
+        """One transaction: BEGIN, work, COMMIT, tell. Raises JournalUnavailable when the disk refuses."""
+        db = self._db
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            tx = Transaction(db, self._head, self._packer, self._secret_of, self._entropy, max(now, self._head.time))
+            result = work(tx)
+            tx.flush()
+            db.execute("COMMIT")
+        except BaseException as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+                _log.error("the journal cannot be written: %s", error)
+                raise JournalUnavailable(f"The journal cannot be written: {error}.") from error
+            raise
+        self._head = tx.head
+        if tx.recorded:
+            self._tell(tx.recorded)
+        return result
+
+    def _secret_of(self, tenant: str) -> bytes | None:
+        known = self._tenants.get(tenant)
+        if known is None:
+            row = self._db.execute("SELECT id, name, secret FROM tenant WHERE id = ?", (tenant,)).fetchone()
+            if row is None:
+                return None
+            known = self._tenants[tenant] = Tenant(*row)
+        return known.secret
+
+    def _tenant_named(self, tx: Transaction, name: str) -> Tenant:
+        row = tx.db.execute("SELECT id, name, secret FROM tenant WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            return Tenant(*row)
+        tenant_id = LOCAL_TENANT if name == LOCAL_TENANT else "t_" + self._entropy(12).hex()
+        tenant = Tenant(tenant_id, name, self._entropy(32))
+        seal = chain.tenant_seal(self.secret, tenant.id, tenant.name, tenant.secret)
+        values = (tenant.id, tenant.name, tenant.secret, seal)
+        tx.db.execute("INSERT INTO tenant (id, name, secret, seal) VALUES (?, ?, ?, ?)", values)
+        return tenant
+
+    def _checked_head(self) -> Head:
+        """The head, once the last facts have been verified. Raises JournalFault."""
+        query = f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?"
+        try:
+            rows = self._db.execute(query, (HEAD_CHECK_FACTS + 1,)).fetchall()[::-1]
+        except sqlite3.Error as error:
+            raise database.damage(self.path, error) from None
+        head = chain.genesis(self.id, self.secret)
+        reason = None
+        if len(rows) > HEAD_CHECK_FACTS:
+            first = rows.pop(0)
+            reason = chain.type_fault_of(first)
+            head = chain.head_of(first)
+        for row in rows:
+            reason = reason or chain.fault_of(row, head)
+            if reason:
+                step = "run `zj journal verify`, and restore it from a backup"
+                raise database.fault(self.path, f"its chain is broken at fact {row[0]}: {reason}", step)
+            head = chain.head_of(row)
+        return head

@@ -1,0 +1,184 @@
+"""The projections `turn` and `session`: a pure fold of facts into SQL effects, applied in the facts' own transaction.
+
+The rows can be dropped and refolded at any time and come out the same, however the facts were grouped. Sampled
+tokens, by far the most frequent fact, are summed per response first, so that a group costs one UPDATE per response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, assert_never
+
+import msgspec
+
+from zjournal.journal.events import (
+    CacheAdmitted,
+    CacheEvicted,
+    CacheMatched,
+    EngineCrashed,
+    EngineStarted,
+    PayloadErased,
+    PromptRendered,
+    Recorded,
+    RequestAccepted,
+    ResponseDeleted,
+    ResponseFailed,
+    ResponseFinished,
+    ServerStarted,
+    ServerStopped,
+    SessionOpened,
+    TokensSampled,
+)
+
+Effect = tuple[str, tuple[Any, ...]]
+
+RUNNING, COMPLETED, INCOMPLETE = "running", "completed", "incomplete"
+CANCELLED, FAILED, DELETED = "cancelled", "failed", "deleted"
+_STATUS_OF_REASON = {"stop": COMPLETED, "stop_string": COMPLETED, "length": INCOMPLETE, "cancelled": CANCELLED}
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `turn`: one request and its response. Times in microseconds, `created` in seconds (Unix)."""
+
+    accepted_seq: int
+    response: str
+    session: str
+    parent: str  # response id, "" for a root
+    tenant: str
+    protocol: str
+    model: str
+    namespace: str
+    stored: bool
+    created: int
+    accepted_us: int
+    finished_us: int | None  # None while it runs
+    status: str  # running, completed, incomplete, cancelled, failed, deleted
+    reason: str  # as ResponseFinished.reason, "" before
+    last_seq: int  # the last fact of its generation
+    prompt: int  # tokens
+    cached: int
+    output: int
+    queue_us: int
+    prefill_us: int
+    decode_us: int
+    ttft_us: int | None  # acceptance to first durable token; once finished, as the engine measured it
+    history: bytes
+    erased: bool
+    code: str
+    message: str
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `session`. `turns` counts the accepted ones; `last_seq` orders by activity."""
+
+    opened_seq: int
+    session: str
+    tenant: str
+    key: bytes
+    opened_us: int
+    turns: int
+    last_seq: int
+    last_us: int
+
+
+TURN_COLUMNS = ", ".join(Turn.__struct_fields__)
+SESSION_COLUMNS = ", ".join(Session.__struct_fields__)
+
+_OPEN_SESSION = f"INSERT INTO session ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, ?, ?)"
+_COUNT_TURN = "UPDATE session SET turns = turns + 1, last_seq = ?, last_us = ? WHERE session = ?"
+_TOUCH_SESSION = (
+    "UPDATE session SET last_seq = ?, last_us = ? WHERE session = (SELECT session FROM turn WHERE response = ?)"
+)
+_ACCEPT = (
+    "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, namespace, stored, created,"
+    " accepted_us, finished_us, status, reason, last_seq, prompt, cached, output, queue_us, prefill_us, decode_us,"
+    " ttft_us, history, erased, code, message)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, 0, 0, 0, 0, NULL, x'', 0, '', '')"
+)
+_RENDER = "UPDATE turn SET prompt = ?, last_seq = ? WHERE response = ?"
+_MATCH = "UPDATE turn SET cached = ?, last_seq = ? WHERE response = ?"
+_SAMPLE = (
+    "UPDATE turn SET output = output + ?, last_seq = ?, ttft_us = coalesce(ttft_us, ? - accepted_us) WHERE response = ?"
+)
+# A deleted turn may still be running: it ends, but stays deleted. The first end counts.
+_KEEP_DELETED = "status = CASE status WHEN 'deleted' THEN status ELSE ? END"
+_FINISH = (
+    f"UPDATE turn SET {_KEEP_DELETED}, finished_us = ?, last_seq = ?, reason = ?, output = ?, queue_us = ?,"
+    " prefill_us = ?, decode_us = ?, ttft_us = CASE WHEN ? > 0 THEN ? ELSE ttft_us END, history = ?"
+    " WHERE response = ? AND finished_us IS NULL"
+)
+_FAIL = (
+    f"UPDATE turn SET {_KEEP_DELETED}, finished_us = ?, last_seq = ?, code = ?, message = ?"
+    " WHERE response = ? AND finished_us IS NULL"
+)
+_DELETE = "UPDATE turn SET status = 'deleted' WHERE response = ?"
+_ERASE = "UPDATE turn SET erased = 1 WHERE response = ?"
+
+
+def effects(facts: Iterable[Recorded]) -> Iterator[Effect]:
+    """The SQL statements that carry `facts`, in journal order, into the projections. Pure."""
+    sampled: dict[str, tuple[int, int, int]] = {}  # response -> tokens, last seq, time of the first
+    for fact in facts:
+        event = fact.event
+        if isinstance(event, TokensSampled):
+            count, _, first = sampled.get(event.response, (0, 0, fact.time))
+            sampled[event.response] = count + event.count, fact.seq, first
+            continue
+        response = getattr(event, "response", None)
+        if response in sampled:
+            yield _sample(response, sampled.pop(response))
+        yield from _effects_of(fact)
+    for response, sums in sampled.items():
+        yield _sample(response, sums)
+
+
+def _sample(response: str, sums: tuple[int, int, int]) -> Effect:
+    return _SAMPLE, (*sums, response)
+
+
+def _effects_of(fact: Recorded) -> Iterator[Effect]:
+    seq, time, event = fact.seq, fact.time, fact.event
+    match event:
+        case TokensSampled():
+            yield _sample(event.response, (event.count, seq, time))
+        case SessionOpened():
+            yield _OPEN_SESSION, (seq, event.session, event.tenant, event.key, time, seq, time)
+        case RequestAccepted():
+            names = (event.response, event.session, event.parent, event.tenant, event.protocol, event.model)
+            yield _ACCEPT, (seq, *names, event.namespace, event.stored, event.created, time, seq)
+            yield _COUNT_TURN, (seq, time, event.session)
+        case PromptRendered():
+            yield _RENDER, (event.count, seq, event.response)
+        case CacheMatched():
+            yield _MATCH, (event.cached, seq, event.response)
+        case ResponseFinished():
+            status = _STATUS_OF_REASON[event.reason]
+            times = (event.queue_us, event.prefill_us, event.decode_us)
+            ttft = event.queue_us + event.prefill_us
+            end = (status, time, seq, event.reason, event.output, *times, ttft, ttft, event.history)
+            yield _FINISH, (*end, event.response)
+            yield _TOUCH_SESSION, (seq, time, event.response)
+        case ResponseFailed():
+            yield _FAIL, (FAILED, time, seq, event.code, event.message, event.response)
+            yield _TOUCH_SESSION, (seq, time, event.response)
+        case ResponseDeleted():
+            yield _DELETE, (event.response,)
+        case PayloadErased():
+            yield _ERASE, (event.response,)
+        case CacheAdmitted() | CacheEvicted():
+            pass  # the engine's residency is not a state of a turn
+        case ServerStarted() | ServerStopped() | EngineStarted() | EngineCrashed():
+            pass
+        case _:
+            assert_never(event)
+
+
+def turn_of(row: tuple[Any, ...]) -> Turn:
+    """A row of TURN_COLUMNS as a Turn."""
+    fields = dict(zip(Turn.__struct_fields__, row, strict=True))
+    return Turn(**{**fields, "stored": bool(fields["stored"]), "erased": bool(fields["erased"])})
+
+
+def session_of(row: tuple[Any, ...]) -> Session:
+    """A row of SESSION_COLUMNS as a Session."""
+    return Session(**dict(zip(Session.__struct_fields__, row, strict=True)))

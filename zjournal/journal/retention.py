@@ -1,0 +1,127 @@
+"""Erasure: what may go, and how it goes without breaking the chain.
+
+A turn's payloads and contents can go once no surviving turn's prompt is built on them. So a turn with descendants is
+only hidden when it is deleted, and goes with the last of them. What stays of an erased turn are numbers and digests.
+
+Everything runs on the writer thread, in one transaction with the facts that tell it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from zjournal.journal import chain, content
+from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted
+from zjournal.journal.log import Journal
+from zjournal.journal.projections import DELETED, TURN_COLUMNS, Turn, turn_of
+from zjournal.journal.transaction import Transaction
+
+CAUSE_DELETED, CAUSE_UNSTORED = "deleted", "unstored"
+SWEEP_TURNS_MAX = 64  # in one transaction, so that requests do not wait for a long one
+
+
+def delete(journal: Journal, tenant: str, response: str) -> Future[bool]:
+    """Hides a stored turn for good, and erases it and the ancestors it was keeping, as far as descendants allow.
+
+    False when this tenant has no such turn to delete: unknown, foreign, unstored or deleted already.
+    A turn that still runs is hidden now and erased by a later `sweep`.
+    """
+
+    def work(tx: Transaction) -> bool:
+        turn = _turn(tx, response)
+        if turn is None or turn.tenant != tenant or turn.status == DELETED or not turn.stored:
+            return False
+        tx.append([Fact(ResponseDeleted(tenant=tenant, response=response))])
+        _erase_upwards(tx, response, CAUSE_DELETED)
+        return True
+
+    return journal.run(work, scrub=True)
+
+
+def erase(journal: Journal, response: str, cause: str) -> Future[tuple[str, ...]]:
+    """Erases a turn that has ended, if no turn continues it, then each ancestor that was only waiting for that.
+
+    `cause` is CAUSE_DELETED or CAUSE_UNSTORED. Gives the response ids that were erased, () when nothing could be.
+    """
+    return journal.run(lambda tx: _erase_upwards(tx, response, cause), scrub=True)
+
+
+def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
+    """Erases what is due: deleted turns, and unstored ones that ended `unstored_retention_s` seconds ago or earlier.
+
+    Returns how many were erased. Waits for the commits: for a thread that may.
+    """
+    due = now_us - unstored_retention_s * 1_000_000
+    total = 0
+    while True:
+        # The work is looked for by a reader, so that an idle sweep costs the writer nothing.
+        candidates = _due(journal, due)
+        if not candidates:
+            return total
+        erased = journal.run(functools.partial(_erase_all, batch=candidates), scrub=True).result()
+        if not erased:
+            return total
+        total += erased
+
+
+def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
+    childless = "NOT EXISTS (SELECT 1 FROM turn AS child WHERE child.parent = turn.response AND child.erased = 0)"
+    with journal.transaction() as db:
+        deleted = db.execute(
+            f"SELECT response FROM turn WHERE status = '{DELETED}' AND erased = 0 AND finished_us IS NOT NULL"
+            f" AND {childless} LIMIT ?",
+            (SWEEP_TURNS_MAX,),
+        ).fetchall()
+        unstored = db.execute(
+            f"SELECT response FROM turn WHERE stored = 0 AND erased = 0 AND finished_us <= ? AND {childless} LIMIT ?",
+            (due_us, SWEEP_TURNS_MAX),
+        ).fetchall()
+    return [(name, CAUSE_DELETED) for (name,) in deleted] + [(name, CAUSE_UNSTORED) for (name,) in unstored]
+
+
+def _erase_all(tx: Transaction, batch: Sequence[tuple[str, str]]) -> int:
+    return sum(len(_erase_upwards(tx, response, cause)) for response, cause in batch)
+
+
+def _erase_upwards(tx: Transaction, response: str, cause: str) -> tuple[str, ...]:
+    """Erases one turn and then its deleted ancestors, as long as each has no surviving child."""
+    erased: list[str] = []
+    turn = _turn(tx, response)
+    while turn is not None and _may_go(tx, turn):
+        _erase_one(tx, turn, cause)
+        erased.append(turn.response)
+        turn = _turn(tx, turn.parent)
+        cause = CAUSE_DELETED
+        if turn is not None and turn.status != DELETED:
+            break
+    return tuple(erased)
+
+
+def _may_go(tx: Transaction, turn: Turn) -> bool:
+    if turn.erased or turn.finished_us is None:
+        return False
+    query = "SELECT 1 FROM turn WHERE parent = ? AND parent != '' AND erased = 0 LIMIT 1"
+    return tx.db.execute(query, (turn.response,)).fetchone() is None
+
+
+def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
+    span = (turn.accepted_seq, turn.last_seq, turn.response.encode())
+    rows = tx.db.execute(
+        "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)", span
+    ).fetchall()
+    for row in rows:
+        fact = chain.recorded(*row)
+        # The id may stand in another turn's fact as its parent.
+        if getattr(fact.event, "response", None) != turn.response:
+            continue
+        if fact.payload:
+            tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
+        content.drop(tx.db, content.references(fact.event))
+    tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
+
+
+def _turn(tx: Transaction, response: str) -> Turn | None:
+    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE response = ?", (response,)).fetchone()
+    return None if row is None else turn_of(row)

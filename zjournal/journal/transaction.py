@@ -1,0 +1,80 @@
+"""One write transaction: facts go in, are chained, stored, and folded into the projections, all or nothing.
+
+It lives on the writer thread between BEGIN and COMMIT. Rows are gathered and inserted with one executemany, and
+the fold runs over all of them at once. That is where the rate of token facts comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from zjournal.journal import chain, content
+from zjournal.journal.chain import TAGS, Head
+from zjournal.journal.events import Fact, Recorded, encode_body
+from zjournal.journal.projections import effects
+
+_INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Transaction:
+    """`db` may be read and changed by the function that was given to `Journal.run`; facts go through `append`."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        head: Head,
+        packer: content.Packer,
+        secret_of: Callable[[str], bytes | None],
+        entropy: Callable[[int], bytes],
+        now: int,
+    ) -> None:
+        self.db = db
+        self.head = head
+        self.now = now  # microseconds
+        self.recorded: list[Recorded] = []
+        self._packer = packer
+        self._secret_of = secret_of
+        self._entropy = entropy
+        self._rows: list[chain.Row] = []
+        self._folded = 0  # this many of `recorded` are in the tables
+
+    def append(self, facts: Sequence[Fact]) -> int:
+        """Appends and folds at once, so that what follows in this transaction sees it. Returns the last number."""
+        self.add(facts, self.now)
+        self.flush()
+        return self.head.seq
+
+    def add(self, facts: Sequence[Fact], now: int) -> None:
+        """Chains facts and stores their contents; the rows wait for `flush`. `now` in microseconds."""
+        seq, previous, last = self.head.seq, self.head.link, self.head.time
+        time = max(now, last)
+        # One draw for all salts.
+        salts = self._entropy(chain.SALT_BYTES * sum(1 for fact in facts if fact.payload))
+        salted = 0
+        for fact in facts:
+            seq += 1
+            tag, version = TAGS[type(fact.event)]
+            body = encode_body(fact.event)
+            assert len(body) <= chain.BODY_BYTES_MAX, len(body)
+            payload = payload_sha = None
+            if fact.payload:
+                assert len(fact.payload) <= chain.PAYLOAD_BYTES_MAX, len(fact.payload)
+                payload = salts[salted : salted + chain.SALT_BYTES] + fact.payload
+                payload_sha = hashlib.sha256(payload).digest()
+                salted += chain.SALT_BYTES
+            if fact.contents or content.references(fact.event):
+                content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant))
+            previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
+            self._rows.append((seq, time, tag, version, body, payload, payload_sha, previous))
+            self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
+        self.head = Head(seq, previous, time)
+
+    def flush(self) -> None:
+        """Writes the waiting rows and carries them into the projections."""
+        self.db.executemany(_INSERT, self._rows)
+        self._rows.clear()
+        for sql, values in effects(self.recorded[self._folded :]):
+            self.db.execute(sql, values)
+        self._folded = len(self.recorded)

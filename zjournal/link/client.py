@@ -1,0 +1,173 @@
+"""The API's handle on the engine: spawns the child, speaks to it, notices its death and starts it again.
+
+The engine process may die at any moment (out of memory, a driver fault, a kill). What was running then is
+named to the listener once, and a new child is spawned, at once for a first crash and after a growing pause
+for a child that cannot stay up. A remote engine could stand behind the same calls later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from typing import Protocol
+
+from zjournal.link import wire
+
+READ_BYTES = 1 << 18
+SOCKET_BUFFER_BYTES = 4 << 20
+RESTART_PAUSE_FIRST_S = 0.2
+RESTART_PAUSE_MAX_S = 30.0
+STEADY_S = 30.0  # a child that lived this long after Ready starts again without a pause
+STOP_GRACE_S = 5.0
+
+log = logging.getLogger("zjournal.link")
+
+
+class Listener(Protocol):
+    """Who hears from the engine. All calls come from the event loop, in the order things happened."""
+
+    def engine_loading(self, progress: float) -> None: ...
+
+    def engine_ready(self, ready: wire.Ready, pid: int) -> None: ...
+
+    def engine_broken(self, broken: wire.Broken) -> None: ...
+
+    def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None: ...
+
+    def engine_said(self, message: wire.FromEngine) -> None: ...
+
+
+class EngineClient:
+    """Owns the child process and the socket to it."""
+
+    def __init__(self, start: wire.Start, listener: Listener) -> None:
+        self._start = start
+        self._listener = listener
+        self._running: dict[str, None] = {}  # asked and not ended, in order
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready_at: float | None = None
+        self._stopping = False
+        self._task: asyncio.Task | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        return tuple(self._running)
+
+    def start(self) -> None:
+        """Spawns the engine and keeps one up until stop()."""
+        assert self._task is None
+        self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="engine")
+
+    def generate(self, message: wire.Generate) -> None:
+        """Asks for a response. Must not be called while no engine is ready."""
+        assert message.request not in self._running
+        assert self._writer is not None, "no engine"
+        self._running[message.request] = None
+        self._send(message)
+
+    def cancel(self, request: str) -> None:
+        """Gives up a request; the engine answers with Finished. Unknown and ended requests are ignored."""
+        if request in self._running:
+            self._send(wire.Cancel(request))
+
+    def committed(self, fact: int) -> None:
+        """Tells the engine that its cache fact is durable. A fact of an engine that died meanwhile is dropped."""
+        self._send(wire.Committed(fact))
+
+    async def stop(self) -> None:
+        """Ends the child: asks, waits STOP_GRACE_S, then kills."""
+        self._stopping = True
+        self._send(wire.Stop())
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+            except TimeoutError:
+                self._process.kill()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.frame(message))
+
+    async def _keep_up(self) -> None:
+        pause = 0.0
+        while not self._stopping:
+            if pause:
+                await asyncio.sleep(pause)
+            status, broken = await self._one_life()
+            if self._stopping:
+                return
+            if broken is not None:  # a model that cannot be loaded will not load the next time either
+                self._listener.engine_broken(broken)
+                return
+            steady = self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S
+            pause = 0.0 if steady else min(max(2 * pause, RESTART_PAUSE_FIRST_S), RESTART_PAUSE_MAX_S)
+            log.warning("engine ended with status %s; starting it again in %.1f s", status, pause)
+
+    async def _one_life(self) -> tuple[int, wire.Broken | None]:
+        """Runs one child from spawn to its end. Returns its wait status and its last words, if it had any."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        self._ready_at = None
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "zjournal.engine.worker",
+            "--fd",
+            str(theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        theirs.close()
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._send(self._start)
+        broken = None
+        try:
+            broken = await self._listen(reader)
+        finally:
+            self._writer.close()
+            self._writer = None
+        status = await self._process.wait()
+        if not self._stopping and broken is None:
+            running, self._running = tuple(self._running), {}
+            self._listener.engine_crashed(self._process.pid, status, running)
+        return status, broken
+
+    async def _listen(self, reader: asyncio.StreamReader) -> wire.Broken | None:
+        """Passes on what the child says until it hangs up."""
+        deframer = wire.Deframer(wire.FromEngine)
+        broken = None
+        while True:
+            try:
+                data = await reader.read(READ_BYTES)
+            except ConnectionError:  # killed with unread bytes in its socket
+                data = b""
+            if not data:
+                return broken
+            for message in deframer.feed(data):
+                match message:
+                    case wire.Broken():
+                        broken = message
+                    case wire.Loading():
+                        self._listener.engine_loading(message.progress)
+                    case wire.Ready():
+                        self._ready_at = time.monotonic()
+                        assert self._process is not None
+                        self._listener.engine_ready(message, self._process.pid)
+                    case _:
+                        if isinstance(message, wire.Finished | wire.Failed):
+                            self._running.pop(message.request, None)
+                        self._listener.engine_said(message)

@@ -1,0 +1,210 @@
+"""The composition root: data directory, journal, engine process, app; and their end in the right order.
+
+What can be wrong is looked at first and costs no model load: configuration, model header, data directory,
+port. Then the port is bound, the engine is spawned, and the app answers `/livez` while the model loads.
+At SIGTERM or SIGINT the server takes no more requests, lets the running ones finish within the drain
+timeout, cancels the rest, and leaves with status 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zjournal import errors
+from zjournal.config import Config, read_api_keys, version
+from zjournal.journal import datadir, events, retention
+from zjournal.journal.log import Journal, wall_clock_us
+from zjournal.link import wire
+from zjournal.link.client import EngineClient
+from zjournal.sessions.served import ModelChoice, Served, choose
+
+if TYPE_CHECKING:
+    from zjournal.api.running import Runs
+    from zjournal.api.submit import Desk
+
+SWEEP_EVERY_S = 3600.0
+BACKLOG = 256
+LAST_RESPONSE_GRACE_S = 5.0  # for bytes of finished responses to leave
+
+log = logging.getLogger("zjournal.server")
+
+
+def run(config: Config) -> int:
+    """Serves until a signal. Returns the exit status; raises a Fault when it cannot start."""
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    choice = choose(config.model, config.cache_dir)
+    with datadir.lock(config.data_dir), _bind(config.host, config.port) as listening:
+        journal = Journal.open(config.data_dir)
+        try:
+            return _event_loop(_Server(config, choice, journal, listening))
+        finally:
+            journal.close()
+
+
+def _event_loop(server: _Server) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(server.serve())
+
+
+@contextlib.contextmanager
+def _bind(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket; raises PortInUse or ConfigFault."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise errors.PortInUse(f"Port {port} on {host} is in use; choose another with --port.") from None
+            raise errors.ConfigFault(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+        yield listening
+    finally:
+        listening.close()
+
+
+class _Server:
+    """The running server; owns everything between the bound port and the exit status."""
+
+    def __init__(self, config: Config, choice: ModelChoice, journal: Journal, listening: socket.socket) -> None:
+        self._config = config
+        self._choice = choice
+        self._journal = journal
+        self._listening = listening
+        self._stop = asyncio.Event()
+        self._broken: wire.Broken | None = None
+
+    async def serve(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        self._journal.append([events.Fact(events.ServerStarted(version=version(), pid=os.getpid()))])
+        for turn in self._journal.recover():
+            log.warning("%s was running when the server stopped; it is failed now", turn.response)
+        from zjournal.api.metrics import Metrics
+        from zjournal.api.running import Runs
+        from zjournal.api.submit import Desk
+
+        keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None
+        metrics = Metrics()
+        runs = Runs(self._journal, metrics, self._config.unstored_retention)
+        desk = Desk(self._journal, runs, metrics, keys)
+        engine = EngineClient(self._engine_start(), runs)
+        engine.start()
+        tasks = [
+            loop.create_task(self._load(desk, runs, engine)),
+            loop.create_task(self._sweep()),
+            loop.create_task(self._watch(runs)),
+        ]
+        try:
+            return await self._serve_http(desk, runs)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await engine.stop()
+            self._journal.append([events.Fact(events.ServerStopped())])
+
+    async def _serve_http(self, desk: Desk, runs: Runs) -> int:
+        import uvicorn
+
+        from zjournal.api.app import create_app
+
+        class Quiet(uvicorn.Server):
+            """Leaves the signals to us: uvicorn would close the port before the drain."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
+        app = create_app(
+            desk, host=self._config.host, port=self._listening.getsockname()[1], body_max=self._config.body_max
+        )
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=int(LAST_RESPONSE_GRACE_S),
+            ws="none",
+            server_header=False,
+        )
+        server = Quiet(settings)
+        serving = asyncio.create_task(server.serve(sockets=[self._listening]))
+        host, port = self._listening.getsockname()[:2]
+        log.info("listening on http://%s:%d", host, port)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await self._drain(desk, runs)
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+        if self._broken is not None:
+            raise errors.EngineStartFault(self._broken.message)
+        return 0
+
+    async def _drain(self, desk: Desk, runs: Runs) -> None:
+        """Lets what runs finish within the limit, then gives it up."""
+        desk.drain()
+        log.info("stopping: waiting up to %.0f s for running responses", self._config.drain_timeout)
+        try:
+            await asyncio.wait_for(desk.wait_idle(), self._config.drain_timeout)
+        except TimeoutError:
+            log.warning("giving up the responses that still run")
+            runs.cancel_all()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(desk.wait_idle(), LAST_RESPONSE_GRACE_S)
+
+    async def _load(self, desk: Desk, runs: Runs, engine: EngineClient) -> None:
+        """Loads the model's API side (tokenizer, template) beside the engine's load."""
+        served = await asyncio.to_thread(Served.load, self._choice)
+        runs.serve(served, engine)
+        desk.serve(served)
+
+    async def _watch(self, runs: Runs) -> None:
+        """Ends the server when the engine says that the model cannot be loaded: better now than at each request."""
+        await runs.broke.wait()
+        self._broken = runs.broken
+        self._stop.set()
+
+    async def _sweep(self) -> None:
+        """Erases what is due: deleted turns, and unstored ones that are older than their retention."""
+        while True:
+            try:
+                await asyncio.to_thread(
+                    retention.sweep, self._journal, wall_clock_us(), int(self._config.unstored_retention)
+                )
+            except errors.Fault as fault:
+                log.error("the sweep of unstored turns failed: %s", fault.message)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def _engine_start(self) -> wire.Start:
+        config = self._config
+        return wire.Start(
+            model=str(self._choice.path),
+            scripted=self._choice.scripted,
+            tokenizer=str(self._choice.file.path),
+            weights=config.weights,
+            device=config.device,
+            threads=config.threads,
+            context=config.context,
+            kv_bytes=config.kv_memory,
+            max_running=config.max_running,
+        )

@@ -1,0 +1,139 @@
+"""Facts to deltas: the one read behind streaming, non-streaming, GET and every later look at a response.
+
+A `Tail` holds what is known of one response: all of it once recorded, and a growing part while it runs.
+Deltas are made token by token, so they do not depend on how the tokens were batched; and they may run at
+most AHEAD_TOKENS past what is durable, so a client is never told what a crash could take back. The end
+is in the tail only once it is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Sequence
+
+from zjournal import ask
+from zjournal.checkpoint.stops import StopMatcher
+from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.dialects.base import Dialect, Parser
+from zjournal.journal import events
+from zjournal.link import wire
+
+AHEAD_TOKENS = 64  # promise 3
+
+
+class Tail:
+    """What is known of one response. One writer; any number of followers wait on it."""
+
+    def __init__(self) -> None:
+        self.progress: ask.Progress | None = None
+        self.ids: list[int] = []
+        self.durable = 0  # tokens
+        self.end: ask.Ended | ask.Broke | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Tells the followers that something changed."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    async def wait(self) -> None:
+        """Returns at the next wake()."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+
+class Reader:
+    """Token ids of one response to deltas: end tokens dropped, UTF-8 joined, stop strings cut, dialect parsed."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: Parser, end_tokens: frozenset[int], stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._end_tokens = end_tokens
+        self._stops = StopMatcher(tuple(text.encode() for text in stop))
+        self._text = _Utf8()
+        self._parser = parser
+
+    def feed(self, token: int) -> list[ask.Delta]:
+        """The deltas that one more token completes; often none or one."""
+        if token in self._end_tokens:
+            return []
+        text = self._text.feed(self._stops.feed(self._tokenizer.token_bytes(token)))
+        return self._parser.feed(text) if text else []
+
+    def end(self) -> list[ask.Delta]:
+        """The deltas that were held back for what might have followed."""
+        text = self._text.feed(self._stops.end()) + self._text.end()
+        return (self._parser.feed(text) if text else []) + self._parser.end()
+
+
+class _Utf8:
+    """Bytes to whole characters; what is no UTF-8 becomes U+FFFD."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        return self._decoder.decode(data)
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def reader(tokenizer: Tokenizer, dialect: Dialect, end_tokens: frozenset[int], stop: Sequence[str]) -> Reader:
+    """A reader for one response."""
+    return Reader(tokenizer, dialect.parser(), end_tokens, stop)
+
+
+async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
+    """Yields the response's steps from its beginning, waiting for those to come."""
+    at = 0
+    told_progress = False
+    while True:
+        if tail.progress is not None and not told_progress:
+            told_progress = True
+            yield tail.progress
+        visible = min(len(tail.ids), tail.durable + AHEAD_TOKENS)
+        if at < visible:
+            token = tail.ids[at]
+            at += 1
+            for delta in reader.feed(token):
+                yield delta
+        elif tail.end is not None:
+            for delta in reader.end():
+                yield delta
+            yield tail.end
+            return
+        else:
+            await tail.wait()
+
+
+def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
+    """The tail of a response that has ended, from its facts in order."""
+    tail = Tail()
+    prompt = cached = output = 0
+    for record in records:
+        match record.event:
+            case events.PromptRendered(count=count):
+                prompt = count
+            case events.CacheMatched(cached=matched, prompt=rendered):
+                cached = matched
+                tail.progress = ask.Progress(cached=matched, prompt=rendered)
+            case events.TokensSampled():
+                if record.payload is not None:
+                    tail.ids.extend(wire.unpack_ids(record.payload))
+                output += record.event.count
+            case events.ResponseFinished(reason=reason):
+                assert reason in ("stop", "stop_string", "length", "cancelled"), reason
+                tail.end = ask.Ended(reason, ask.Usage(prompt, cached, output))  # type: ignore[arg-type]
+            case events.ResponseFailed(code=code, message=message):
+                tail.end = ask.Broke(code, message, ask.Usage(prompt, cached, output))
+    tail.durable = len(tail.ids)
+    return tail
+
+
+def read_text(ids: Sequence[int], reader: Reader) -> str:
+    """The visible text of a whole output."""
+    deltas = [delta for token in ids for delta in reader.feed(token)] + reader.end()
+    return "".join(delta.text for delta in deltas)

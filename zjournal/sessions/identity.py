@@ -1,0 +1,75 @@
+"""Names that must come out the same when derived again: item ids, rolling history digests, namespaces.
+
+Response and session ids are random. Everything below them is an HMAC under the journal's secret, so a
+restarted server tells the same ids, and nobody can guess one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+import msgspec
+
+from zjournal import ask
+
+ITEM_ID_HEX = 40
+NAMESPACE_HEX = 32
+
+
+def response_id(protocol: str, entropy: bytes) -> str:
+    """The id of a new response, in its protocol's form."""
+    assert len(entropy) == 16
+    prefix = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}[protocol]
+    return prefix + entropy.hex()
+
+
+def session_id(entropy: bytes) -> str:
+    """The id of a new session."""
+    assert len(entropy) == 8
+    return "s_" + entropy.hex()
+
+
+def item_id(secret: bytes, response: str, index: int, prefix: str) -> str:
+    """The id of an output item, such as `msg_…`: HMAC(journal secret, response id, index)."""
+    mac = hmac.new(secret, f"item\0{response}\0{index}\0{prefix}".encode(), hashlib.sha256)
+    return prefix + "_" + mac.hexdigest()[:ITEM_ID_HEX]
+
+
+def namespace(fingerprint: str, tenant: str) -> str:
+    """The identity under which KV may be shared: the model and its numerics, and who owns it."""
+    return hashlib.sha256(f"namespace\0{fingerprint}\0{tenant}".encode()).hexdigest()[:NAMESPACE_HEX]
+
+
+def history_start(secret: bytes) -> bytes:
+    """The rolling digest of an empty history. Keyed, so that a digest in the journal cannot be guessed back."""
+    return hmac.new(secret, b"history", hashlib.sha256).digest()
+
+
+def history_step(digest: bytes, item: ask.Item) -> bytes:
+    """The rolling digest after one more item. Where a text stood, and in how many parts, does not count.
+
+    An earlier output counts as the items a client sees of it, so that a resent history meets it again.
+    """
+    if isinstance(item, ask.Output):
+        return history(digest, item.items)
+    return hashlib.sha256(digest + msgspec.msgpack.encode(_plain(item))).digest()
+
+
+def history(digest: bytes, items: Sequence[ask.Item]) -> bytes:
+    """The rolling digest after several more items."""
+    for item in items:
+        digest = history_step(digest, item)
+    return digest
+
+
+def _plain(item: ask.Message | ask.Call | ask.Result) -> tuple[str, ...]:
+    match item:
+        case ask.Message():
+            role = "system" if item.role == "developer" else item.role
+            return ("message", role, item.text)
+        case ask.Call():
+            return ("call", item.call_id, item.name, item.arguments)
+        case ask.Result():
+            return ("result", item.call_id, item.text)
