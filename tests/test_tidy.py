@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,12 @@ def test_links_are_relative_and_lead_into_the_tree(name: str) -> None:
     assert os.readlink(link) == f"../{name}"
 
 
+def test_every_package_is_one_that_the_wheel_takes() -> None:
+    """setuptools leaves out a folder without `__init__.py`, without a word."""
+    folders = {path.parent for path in SOURCES if path.parts[len(ROOT.parts)] in ("zjournal", "kernels", "migrations")}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys; sys.argv = ['zj', '--help']\n"
@@ -72,6 +79,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     assert "Usage: zj" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_is_instant() -> None:
+    """At most 200 ms of processor time: the wall clock of a busy machine says nothing. The best of five."""
+
+    def spent() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "zjournal", "--help"], cwd=ROOT, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(spent() for _ in range(5)) < 0.2
 
 
 def test_package_itself_imports_nothing() -> None:

@@ -212,7 +212,7 @@ SETTINGS = (
     Setting("device", _choice("auto", "cpu"), "auto", "Where the model runs: auto or cpu."),
     Setting("threads", _whole(0, THREADS_MAX), 0, "Threads of the engine; 0: all cores."),
     Setting("context", _whole(0, CONTEXT_MAX), 0, "Context window in tokens; 0: the model's own."),
-    Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "1GiB", "Memory for KV blocks.", show_size),
+    Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "2GiB", "Memory for KV blocks.", show_size),
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
     Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),

@@ -202,7 +202,7 @@ class _Server:
             scripted=self._choice.scripted,
             tokenizer=str(self._choice.file.path),
             weights=config.weights,
-            device=config.device,
+            device="cpu" if config.device == "auto" else config.device,  # the only one there is yet
             threads=config.threads,
             context=config.context,
             kv_bytes=config.kv_memory,

@@ -4,32 +4,11 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 
-import msgspec
-
 from zjournal import ask, errors
 from zjournal.api.metrics import Metrics
+from zjournal.api.submit import ModelCard, Turn
 
 CREATED = 1_764_000_000
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """As submit.Turn."""
-
-    response: str
-    created: int
-    model: str
-    raw: bytes
-    stored: bool
-    tenant: str
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    """As submit.ModelCard."""
-
-    id: str
-    created: int
-    context: int
-    aliases: tuple[str, ...]
 
 
 def item_id(response: str, index: int, prefix: str) -> str:
@@ -59,7 +38,7 @@ class FakeDesk:
         self.cancel_seen = asyncio.Event()
         self.told = asyncio.Event()  # the first delta was taken from us
 
-    async def submit(self, request: ask.Ask, raw: bytes, tenant: str) -> Turn:
+    async def submit(self, request: ask.Ask, raw: bytes, tenant: str, encoder: int) -> Turn:
         if self.fault is not None:
             raise self.fault
         self.asks.append(request)
@@ -87,6 +66,9 @@ class FakeDesk:
     async def delete(self, response: str, tenant: str) -> None:
         await self.recorded(response, tenant)
         del self.turns[response]
+
+    def running(self, turn: Turn) -> bool:
+        return any(isinstance(step, asyncio.Event) and not step.is_set() for step in self.steps)
 
     def cancel(self, turn: Turn) -> None:
         self.cancelled.append(turn.response)

@@ -84,7 +84,7 @@ async def chat_create(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
     raw = await request.body()
     ask = chat.decode(raw, request.headers)
-    turn = await desk.submit(ask, raw, tenant)
+    turn = await desk.submit(ask, raw, tenant, chat.ENCODER_VERSION)
     if ask.stream:
         return _stream(desk, turn, chat.Encoder(turn))
     answer = chat.Answer(turn)
@@ -99,7 +99,7 @@ async def responses_create(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
     raw = await request.body()
     ask: Ask = responses.decode(raw, request.headers)
-    turn = await desk.submit(ask, raw, tenant)
+    turn = await desk.submit(ask, raw, tenant, responses.ENCODER_VERSION)
     if ask.stream:
         return _stream(desk, turn, responses.Encoder(turn, desk.item_id))
     answer = responses.Answer(turn, desk.item_id)
@@ -110,19 +110,20 @@ async def responses_create(request: Request) -> ASGIApp:
 
 
 @get("/v1/responses/{response_id:str}")
-async def responses_retrieve(request: Request, response_id: str) -> ASGIApp:
+async def responses_retrieve(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
     _refuse_replay(request)
-    turn = await _recorded(desk, response_id, tenant)
+    turn = await _recorded(desk, request.path_params["response_id"], tenant)
     answer = responses.Answer(turn, desk.item_id)
-    await until_gone(request.receive, _take_all(desk, turn, answer))
+    if not desk.running(turn):  # else the object as it stands: in progress
+        await _take_all(desk, turn, answer)
     return Reply(answer.body())
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
-async def responses_delete(request: Request, response_id: str) -> ASGIApp:
+async def responses_delete(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
-    turn = await _recorded(desk, response_id, tenant)
+    turn = await _recorded(desk, request.path_params["response_id"], tenant)
     await desk.delete(turn.response, tenant)
     return Reply(responses.deleted(turn.response))
 
@@ -134,9 +135,9 @@ async def models_list(request: Request) -> ASGIApp:
 
 
 @get("/v1/models/{name:path}")
-async def models_retrieve(request: Request, name: str) -> ASGIApp:
+async def models_retrieve(request: Request) -> ASGIApp:
     desk, _ = _enter(request)
-    return Reply(models.one(desk.models(), str(name).removeprefix("/")))
+    return Reply(models.one(desk.models(), str(request.path_params["name"]).removeprefix("/")))
 
 
 # --- for machines that watch --------------------------------------------------------------------------

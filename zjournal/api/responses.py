@@ -409,4 +409,4 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as sent; a function also has the keys that clients require."""
     if tool.get("type") != "function":
         return tool
-    return {"description": None, "parameters": None, "strict": None, **tool}
+    return {**tool, **{key: tool.get(key) for key in ("description", "parameters", "strict")}}

@@ -19,7 +19,7 @@ from zjournal.journal.log import Journal
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
-from zjournal.sessions.follow import Reader, Tail, read_text, reader
+from zjournal.sessions.follow import Reader, Tail, ended_at, read_text, reader
 from zjournal.sessions.served import Served
 
 FLUSH_TOKENS = 64  # promise 3
@@ -243,7 +243,7 @@ class Runs:
             prefill_us=message.prefill_us,
             decode_us=message.decode_us,
         )
-        end = ask.Ended(message.reason, running.usage)  # type: ignore[arg-type]
+        end = ask.Ended(message.reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
         self._end(running, finished, end)
 
     def _fail(self, running: Running, code: str, message: str) -> None:

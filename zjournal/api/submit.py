@@ -28,7 +28,6 @@ from zjournal.sessions.served import Served
 
 QUEUE_ASKS_MAX = 256  # accepted and not ended
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
-ENCODER_VERSION = 1  # of the protocols' encoders; a later one must tell an earlier response the same way
 SEED_BITS = 63
 LOCAL = "local"
 
@@ -129,8 +128,11 @@ class Desk:
         """The id of an output item; the same whenever it is derived again."""
         return identity.item_id(self._journal.secret, response, index, prefix)
 
-    async def submit(self, request: ask.Ask, raw: bytes, tenant: str) -> Turn:
-        """Accepts a request: durable, then told to the engine. Raises a Fault when it cannot be taken."""
+    async def submit(self, request: ask.Ask, raw: bytes, tenant: str, encoder: int) -> Turn:
+        """Accepts a request: durable, then told to the engine. Raises a Fault when it cannot be taken.
+
+        `encoder` is the version of the protocol's encoder that will tell the response.
+        """
         served, ready = self._check_ready()
         if not served.accepts(request.model):
             raise errors.ModelNotFound(f"The model '{request.model}' does not exist here.", param="model")
@@ -138,7 +140,7 @@ class Desk:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._submitting += 1
         try:
-            return await self._accept(request, raw, tenant, served, ready)
+            return await self._accept(request, raw, tenant, encoder, served, ready)
         finally:
             self._submitting -= 1
 
@@ -151,6 +153,10 @@ class Desk:
             tail = recorded_tail(await asyncio.to_thread(self._journal.read_response, turn.response))
         async for step in follow(tail, self._runs.reader(chain.stop_strings(turn.raw))):
             yield step
+
+    def running(self, turn: Turn) -> bool:
+        """Whether the response has not ended yet."""
+        return turn.response in self._runs
 
     async def recorded(self, response: str, tenant: str) -> Turn:
         """A stored response of this tenant. Raises NotFound for any other."""
@@ -195,12 +201,14 @@ class Desk:
         }[status]
         raise errors.Unavailable(reason)
 
-    async def _accept(self, request: ask.Ask, raw: bytes, tenant: str, served: Served, ready: wire.Ready) -> Turn:
+    async def _accept(
+        self, request: ask.Ask, raw: bytes, tenant: str, encoder: int, served: Served, ready: wire.Ready
+    ) -> Turn:
         response = identity.response_id(request.protocol, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
         place, prompt = await loop.run_in_executor(self._renderer, self._render, request, tenant, served)
         max_tokens = _output_limit(request, len(prompt.ids), ready)
-        facts, accepted = self._facts(request, raw, tenant, response, place, prompt, max_tokens)
+        facts, accepted = self._facts(request, raw, tenant, encoder, response, place, prompt, max_tokens)
         try:
             await asyncio.shield(asyncio.wrap_future(self._journal.append(facts)))
         except asyncio.CancelledError:
@@ -233,6 +241,7 @@ class Desk:
         request: ask.Ask,
         raw: bytes,
         tenant: str,
+        encoder: int,
         response: str,
         place: chain.Place,
         prompt: Prompt,
@@ -267,7 +276,7 @@ class Desk:
             items=self._journal.digest(tenant, items),
             history=place.history,
             dialect=self._served.dialect.name,
-            encoder=ENCODER_VERSION,
+            encoder=encoder,
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,

@@ -45,6 +45,7 @@ _SMOLLM2 = Asset(
     f"{locate.SMOLLM2_PACKAGE}/{locate.SMOLLM2_FILE}",
     locate.SMOLLM2_BYTES,
     locate.SMOLLM2_SHA256,
+    wheel_bytes=92_871_040,
 )
 
 

@@ -19,10 +19,26 @@ from zjournal.errors import BadRequest, ModelFault
 
 SOURCE_BYTES_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 64 << 20  # a prompt of 200,000 tokens has about one million
+EXPONENT_MAX = 64
 
 
 class _Refused(Exception):
     """The template's raise_exception."""
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """jinja's sandbox, in which a product or a power cannot take the machine's memory either."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        for one, other in ((left, right), (right, left)):
+            if operator == "*" and isinstance(one, Sequence) and isinstance(other, int):
+                if len(one) * other > OUTPUT_CHARACTERS_MAX:
+                    raise jinja2.sandbox.SecurityError("the product is over the limit")
+        if operator == "**" and abs(right) > EXPONENT_MAX:
+            raise jinja2.sandbox.SecurityError("the power is over the limit")
+        return super().call_binop(context, operator, left, right)
 
 
 class Template:
@@ -32,9 +48,7 @@ class Template:
         """`specials` are the texts of the roles bos, eos. Raises ModelFault if the source is no valid template."""
         if len(source) > SOURCE_BYTES_MAX:
             raise ModelFault(f"the chat template has {len(source)} characters, the limit is {SOURCE_BYTES_MAX}")
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         self.source = source
@@ -42,7 +56,7 @@ class Template:
         try:
             self._template = environment.from_string(source)
             self.uses_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+        except (jinja2.TemplateError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelFault(f"the chat template is not valid: {error}") from error
         self.default_system = self._default_system()
 
@@ -75,7 +89,15 @@ class Template:
             return "".join(parts)
         except _Refused as refusal:
             raise BadRequest(f"the model's chat template refuses this conversation: {refusal}") from refusal
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            MemoryError,
+            RecursionError,
+        ) as error:
             raise BadRequest(f"the model's chat template cannot render this conversation: {error}") from error
 
     def _default_system(self) -> str:

@@ -2,13 +2,15 @@
 
 Byte-level BPE by the `tokenizers` library. Control tokens are kept out of its vocabulary, so no text can
 ever become one: whoever wants a control token must name it (`control`, `encode_trusted`). Text is not normalised
-and nothing is added, so decoding gives back the text that was encoded, byte for byte.
+and nothing is added, so decoding gives back the text that was encoded, byte for byte; except for bytes that the
+vocabulary lacks (SmolLM2's has no U+0004, for one), which leave no token, here as in every other implementation.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -77,6 +79,7 @@ class Tokenizer:
         self._bytes, self._starts = _token_bytes(tokens, self._literals)
         self._cache: OrderedDict[str, Encoded] = OrderedDict()
         self._cached_tokens = 0
+        self._lock = threading.Lock()
 
     @classmethod
     def from_header(cls, header: Header) -> Tokenizer:
@@ -101,21 +104,28 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """The ids of `text` and where each one's text lies. Long pieces are remembered, for histories come again."""
-        found = self._cache.get(text)
-        if found is not None:
-            self._cache.move_to_end(text)
-            return found
+        with self._lock:
+            found = self._cache.get(text)
+            if found is not None:
+                self._cache.move_to_end(text)
+                return found
         encoding = self._pieces.encode(text, add_special_tokens=False)
         offsets = encoding.offsets
         starts, ends = array("I", [start for start, _ in offsets]), array("I", [end for _, end in offsets])
         encoded = Encoded(array("I", encoding.ids), starts, ends)
         if len(text) >= CACHED_CHARACTERS_MIN and len(encoded.ids) <= CACHE_TOKENS_MAX // 2:
+            self._remember(text, encoded)
+        return encoded
+
+    def _remember(self, text: str, encoded: Encoded) -> None:
+        with self._lock:  # prompts are assembled in several threads
+            if text in self._cache:
+                return
             self._cache[text] = encoded
             self._cached_tokens += len(encoded.ids)
             while self._cached_tokens > CACHE_TOKENS_MAX:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_tokens -= len(oldest.ids)
-        return encoded
 
     def encode_trusted(self, text: str) -> list[int]:
         """As encode, but control literals become their ids. Only for text that no client wrote."""

@@ -27,10 +27,10 @@ KILL_AFTER_PIECES = 12
 TEXT_SHOWN_CHARS = 40
 COUNTS = ("prompt", "cached", "TTFT ms", "output")
 PROMPTS = (
-    "I am Ada. I keep bees on a roof in Lisbon. Say hello in one short sentence.",
-    "Which city are my bees in?",
-    "Name two flowers that bees like.",
-    "Now write a short story about a bee who loses her way home and finds it again.",
+    "Why do bees make honey?",
+    "Which flowers do they like best?",
+    "Who takes care of their young?",
+    "Write a short story about a bee who gets lost and finds her way home.",
 )
 
 

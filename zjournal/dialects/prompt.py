@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Literal
 
 import msgspec
@@ -282,21 +282,38 @@ def _trace(draw: _Draw, tokenizer: Tokenizer, suspicious: bool) -> list[_Run] | 
     `suspicious`: some client text holds a control literal. Then, and wherever there is no trace, the literals in
     the template's own text must be as many as in a rendering in which no client text can hold one.
     """
-    count = tokenizer.control_pattern.findall
     plain, _ = draw.render("plain")
+    own = None
     modes: tuple[_Mode, ...] = ("outer", "inner", "plain")
     for mode in modes:
-        text, paths = draw.render(mode) if mode != "plain" else (plain, [])
-        runs = _split(draw, text, paths)
-        if runs is None or _joined(draw, text) != plain:
+        runs = _runs(draw, mode, plain)
+        if runs is None:
             continue
         if mode != "plain" and not suspicious:
             return runs
-        firsts = dict.fromkeys((ord(literal[0]) for literal in tokenizer.control), "x")
-        harmless, _ = draw.render("plain", lambda text, firsts=firsts: text.translate(firsts))  # type: ignore[misc]
-        if len(count(harmless)) == sum(len(count(run.text)) for run in runs if run.kind == "template"):
+        own = _own_literals(draw, tokenizer) if own is None else own
+        written = (run.text for run in runs if run.kind == "template")
+        if own == sum(len(tokenizer.control_pattern.findall(text)) for text in written):
             return runs
     return None
+
+
+def _runs(draw: _Draw, mode: _Mode, plain: str) -> list[_Run] | None:
+    """The prompt in runs, as one mode finds them; None if its marks changed the prompt."""
+    if mode == "plain":
+        return _split(draw, plain, [])
+    try:
+        text, paths = draw.render(mode)
+    except BadRequest:
+        return None  # the plain rendering went through, so the marks are to blame
+    return _split(draw, text, paths) if _joined(draw, text) == plain else None
+
+
+def _own_literals(draw: _Draw, tokenizer: Tokenizer) -> int:
+    """How many control literals the template writes by itself: client texts lose every character that begins one."""
+    firsts = dict.fromkeys((ord(literal[0]) for literal in tokenizer.control), "x")
+    harmless, _ = draw.render("plain", lambda text: text.translate(firsts))
+    return len(tokenizer.control_pattern.findall(harmless))
 
 
 def _joined(draw: _Draw, text: str) -> str:
@@ -359,19 +376,20 @@ class _Ids:
         self._add(ids, path)
 
     def flush(self) -> None:
-        """Encodes the open piece. A token that overlaps a client's text counts to the first such text."""
+        """Encodes the open piece. A token that overlaps a client's text counts to it, over two texts to the later."""
         texts, self._texts = self._texts, []
         encoded = self._tokenizer.encode_with_offsets("".join(text for text, _ in texts))
-        done = at = 0
+        found: list[tuple[int, int, str]] = []
+        at = 0
         for text, path in texts:
             start, at = at, at + len(text)
-            if path is None:
-                continue
-            low = max(done, bisect_right(encoded.ends, start))
-            high = max(low, bisect_left(encoded.starts, at))
+            if path is not None:
+                found.append((bisect_right(encoded.ends, start), bisect_left(encoded.starts, at), path))
+        done = 0
+        for (low, high, path), later in zip_longest(found, [low for low, _, _ in found[1:]]):
             self._add(encoded.ids[done:low], "")
-            self._add(encoded.ids[low:high], path)
-            done = high
+            done = high if later is None else max(low, min(high, later))
+            self._add(encoded.ids[low:done], path)
         self._add(encoded.ids[done:], "")
 
     def _add(self, ids: Sequence[int], path: str) -> None:

@@ -167,10 +167,10 @@ class Scheduler:
         return [*self._residency.take_changes(), one.finished(reason, now_us)]
 
     def _fail(self, one: Sequence, fault: Fault) -> list[wire.FromEngine]:
-        """Keeps only what was in the graph before the step that failed."""
+        """What earlier steps computed stays: they brought what they should. The step that failed does not count."""
         assert one.ticket is not None
         del self._running[one.request]
-        self._residency.release(one.ticket, one.ids, one.ticket.filed * BLOCK_TOKENS, terminal=False)
+        self._residency.release(one.ticket, one.ids, one.computed, terminal=False)
         return [*self._residency.take_changes(), _failed(one.request, fault)]
 
     # --- looking -----------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ class Lock:
         """Gives the directory back. The file stays: unlinking it would let two servers lock two files of one name."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
+            # Said, not left to close: a child that is just being spawned still has a copy of the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -67,7 +67,9 @@ def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
 
 
 def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
-    childless = "NOT EXISTS (SELECT 1 FROM turn AS child WHERE child.parent = turn.response AND child.erased = 0)"
+    # parent != '' is what the partial index asks for.
+    child = "SELECT 1 FROM turn AS child WHERE child.parent = turn.response AND child.parent != '' AND child.erased = 0"
+    childless = f"NOT EXISTS ({child})"
     with journal.transaction() as db:
         deleted = db.execute(
             f"SELECT response FROM turn WHERE status = '{DELETED}' AND erased = 0 AND finished_us IS NOT NULL"

@@ -11,6 +11,7 @@ import hmac
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -127,7 +128,7 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
 
 
 def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
-    with reader.transaction() as db:
+    with _lenient(reader) as db:
         (structure,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         facts = db.execute("SELECT count(*) FROM event").fetchone()[0]
         total = facts + db.execute("SELECT count(*) FROM content").fetchone()[0]
@@ -141,7 +142,7 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
         walk.contents += 1
         done = walk.head.seq + walk.contents
         progress(done, max(total, done))
-    with reader.transaction() as db:
+    with _lenient(reader) as db:
         # The writer may have gone on. From here on nothing moves.
         while rows := db.execute(_PAGE_QUERY, (walk.head.seq,)).fetchall():
             _fold(walk, rows)
@@ -152,11 +153,22 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
     return turns, sessions
 
 
+@contextmanager
+def _lenient(reader: Reader) -> Iterator[sqlite3.Connection]:
+    """A read transaction in which text that is not UTF-8 is read as a wrong text, and not as an error of the file."""
+    with reader.transaction() as db:
+        db.text_factory = lambda raw: raw.decode(errors="replace")
+        try:
+            yield db
+        finally:
+            db.text_factory = str
+
+
 _PAGE_QUERY = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? ORDER BY seq LIMIT {PAGE_FACTS}"
 
 
 def _page(reader: Reader, head: Head) -> list[chain.Row]:
-    with reader.transaction() as db:
+    with _lenient(reader) as db:
         return db.execute(_PAGE_QUERY, (head.seq,)).fetchall()
 
 
@@ -171,7 +183,7 @@ def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
 
 def _tenants(reader: Reader) -> dict[str, bytes]:
     secrets = {}
-    with reader.transaction() as db:
+    with _lenient(reader) as db:
         rows = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
     for tenant, name, secret, seal in rows:
         try:
@@ -188,7 +200,7 @@ def _contents(reader: Reader, secrets: dict[str, bytes]) -> Iterator[bytes]:
     """Proves every content row; yields its digest."""
     after = 0
     while True:
-        with reader.transaction() as db:
+        with _lenient(reader) as db:
             rows = db.execute(
                 "SELECT rowid, digest, tenant, size, data FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?",
                 (after, CONTENTS_PAGE),

@@ -23,6 +23,7 @@ RESTART_PAUSE_FIRST_S = 0.2
 RESTART_PAUSE_MAX_S = 30.0
 STEADY_S = 30.0  # a child that lived this long after Ready starts again without a pause
 STOP_GRACE_S = 5.0
+UNREADY_LIVES_MAX = 5  # children in a row that died before Ready: then it is no accident
 
 log = logging.getLogger("zjournal.link")
 
@@ -102,6 +103,7 @@ class EngineClient:
 
     async def _keep_up(self) -> None:
         pause = 0.0
+        unready = 0
         while not self._stopping:
             if pause:
                 await asyncio.sleep(pause)
@@ -110,6 +112,11 @@ class EngineClient:
                 return
             if broken is not None:  # a model that cannot be loaded will not load the next time either
                 self._listener.engine_broken(broken)
+                return
+            unready = 0 if self._ready_at is not None else unready + 1
+            if unready >= UNREADY_LIVES_MAX:
+                message = f"the engine process died {unready} times while loading, the last time with status {status}"
+                self._listener.engine_broken(wire.Broken("engine_start", message))
                 return
             steady = self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S
             pause = 0.0 if steady else min(max(2 * pause, RESTART_PAUSE_FIRST_S), RESTART_PAUSE_MAX_S)

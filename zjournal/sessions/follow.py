@@ -113,8 +113,11 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
     """The tail of a response that has ended, from its facts in order."""
     tail = Tail()
     prompt = cached = output = 0
+    accepted: events.RequestAccepted | None = None
     for record in records:
         match record.event:
+            case events.RequestAccepted():
+                accepted = record.event
             case events.PromptRendered(count=count):
                 prompt = count
             case events.CacheMatched(cached=matched, prompt=rendered):
@@ -126,11 +129,17 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
                 output += record.event.count
             case events.ResponseFinished(reason=reason):
                 assert reason in ("stop", "stop_string", "length", "cancelled"), reason
-                tail.end = ask.Ended(reason, ask.Usage(prompt, cached, output))  # type: ignore[arg-type]
+                at = ended_at(accepted, record.event) if accepted else None
+                tail.end = ask.Ended(reason, ask.Usage(prompt, cached, output), at)  # type: ignore[arg-type]
             case events.ResponseFailed(code=code, message=message):
                 tail.end = ask.Broke(code, message, ask.Usage(prompt, cached, output))
     tail.durable = len(tail.ids)
     return tail
+
+
+def ended_at(accepted: events.RequestAccepted, finished: events.ResponseFinished) -> int:
+    """When a response ended, in Unix seconds: by its own facts, so that every telling of it says the same."""
+    return accepted.created + (finished.queue_us + finished.prefill_us + finished.decode_us) // 1_000_000
 
 
 def read_text(ids: Sequence[int], reader: Reader) -> str:

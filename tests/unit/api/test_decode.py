@@ -154,8 +154,22 @@ CHAT_BAD = [
     ({"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0]"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ""}}]}]}, "messages[0].tool_calls"),  # noqa: E501
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]}, "messages[0].tool_calls[0].function.arguments"),  # noqa: E501
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": "x",
+                    "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ""}}],
+                }
+            ]
+        },
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"temperature": 2.1}, "temperature"),
@@ -202,7 +216,10 @@ RESPONSES_BAD = [
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ({"input": [{"role": "user", "content": [{"type": "refusal", "text": "x"}]}]}, "input[0].content[0].refusal"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-    ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]}, "input[0].output[0]"),  # noqa: E501
+    (
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
+        "input[0].output[0]",
+    ),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -19,7 +19,9 @@ def allowed(bound: str, host: str | None, origin: str | None = None) -> bool:
     return True
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.9.9.9", "localhost."])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.9.9.9", "localhost."]
+)
 def test_loopback_names_are_ours(host):
     assert allowed("127.0.0.1", host)
 
@@ -31,6 +33,10 @@ def test_loopback_names_are_ours(host):
 )  # fmt: skip
 def test_other_hosts_are_foreign(host):
     assert not allowed("127.0.0.1", host)
+
+
+def test_a_trailing_dot_is_the_same_name():
+    assert allowed("127.0.0.1", "localhost.:8080")
 
 
 def test_two_hosts_are_refused():
@@ -50,7 +56,9 @@ def test_bound_to_all_interfaces_any_address_is_ours_but_no_name(bound):
     assert not allowed(bound, "evil.example:8080")
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8080", "https://localhost"])
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8080", "https://localhost"]
+)
 def test_loopback_origins_may_speak(origin):
     assert allowed("127.0.0.1", "localhost:8080", origin)
 

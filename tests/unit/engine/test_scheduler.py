@@ -282,6 +282,16 @@ def test_a_fault_fails_its_own_request_only():
     assert engine.cached("after") == 0  # nothing of the step that failed is trusted
 
 
+def test_a_fault_in_decode_keeps_what_earlier_steps_computed():
+    engine = Engine()
+    engine.submit("bad", range(100, 120), says=[7, 8, EngineFailed("broken")])
+    engine.run()
+    assert engine.of(wire.CacheChanged) == []  # kept, but no terminal state
+    engine.submit("after", [*range(100, 120), 7, 8, 9], says=[END])
+    engine.run()
+    assert engine.cached("after") == 21
+
+
 def test_limits_that_could_starve_a_prompt_are_a_bug():
     with pytest.raises(AssertionError):
         Limits(context=100, max_running=8, prefill_tokens=8)

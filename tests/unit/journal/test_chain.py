@@ -44,7 +44,8 @@ def test_genesis_binds_id_and_secret() -> None:
 def _row(seq: int = 4, time: int = 50, payload: bytes | None = b"s" * 16 + b"x", **changes: object) -> chain.Row:
     sha = None if payload is None else hashlib.sha256(payload).digest()
     link = chain.link(b"\x33" * 32, seq, "t", 1, time, b"b", sha)
-    row = dict(seq=seq, time=time, tag="t", version=1, body=b"b", payload=payload, payload_sha=sha, link=link)
+    row: dict[str, object] = {"seq": seq, "time": time, "tag": "t", "version": 1, "body": b"b"}
+    row |= {"payload": payload, "payload_sha": sha, "link": link}
     return tuple((row | changes).values())  # type: ignore[return-value]
 
 

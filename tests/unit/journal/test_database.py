@@ -13,9 +13,11 @@ import pytest
 
 from tests.unit.journal.facts import finished, open_journal, session, whole_turn
 from zjournal.errors import JournalFault
-from zjournal.journal import database
+from zjournal.journal import database, retention
 from zjournal.journal.log import Journal
 from zjournal.journal.reader import Reader
+
+ROOT = Path(__file__).parents[3]
 
 
 def _state(data_dir: Path) -> dict[str, str]:
@@ -70,7 +72,7 @@ def test_schema_version_counts_the_steps() -> None:
 
 
 def test_plain_migrations_cannot_be_imported() -> None:
-    ended = subprocess.run([sys.executable, "-c", "import migrations"], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", "import migrations"], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 1
     assert "import zjournal.migrations" in ended.stderr
 
@@ -81,7 +83,7 @@ def test_a_second_open_imports_no_migrations(data_dir: Path) -> None:
         "import sys; from pathlib import Path; from zjournal.journal.log import Journal\n"
         "Journal.open(Path(sys.argv[1])).close(); assert 'sqlite_utils' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(data_dir)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(data_dir)], check=True, cwd=ROOT)
 
 
 def test_not_sqlite(data_dir: Path) -> None:
@@ -157,7 +159,7 @@ def test_corrupt_pages(data_dir: Path) -> None:
     data = bytearray((data_dir / "journal.db").read_bytes())
     data[4096:] = b"\xa5" * (len(data) - 4096)
     (data_dir / "journal.db").write_bytes(data)
-    with pytest.raises(JournalFault, match="is damaged|is broken"):
+    with pytest.raises(JournalFault, match=r"is damaged|is broken"):
         Journal.open(data_dir)
 
 
@@ -178,10 +180,42 @@ def test_reader_needs_a_journal(data_dir: Path) -> None:
 
 
 def test_reader_beside_and_after_the_writer(data_dir: Path) -> None:
-    with open_journal(data_dir) as journal:
-        with Reader.open(data_dir) as reader:
-            journal.append([session("s1")]).result()
-            assert reader.head == 1
+    with open_journal(data_dir) as journal, Reader.open(data_dir) as reader:
+        journal.append([session("s1")]).result()
+        assert reader.head == 1
     with Reader.open(data_dir) as reader:
         assert [fact.seq for fact in reader.read()] == [1]
         assert (reader.id, reader.secret) == (journal.id, journal.secret)
+
+
+def test_no_question_scans_a_table(data_dir: Path) -> None:
+    """Every query that is asked while serving or sweeping finds its rows by an index.
+
+    The indexes of open and of deleted turns hold nothing else, and are read whole.
+    """
+    with open_journal(data_dir) as journal:
+        journal.append([session("s1", key=b"k"), *whole_turn(journal, "r1")]).result()
+        asked: list[str] = []
+        with journal.transaction() as db:
+            db.set_trace_callback(asked.append)
+        journal.turn("r1")
+        journal.turns("s1")
+        journal.running()
+        journal.find_by_history("local", [b"x"])
+        journal.session("s1")
+        journal.sessions()
+        journal.sessions_named("s")
+        journal.turns_named("r")
+        journal.find_session("local", b"k")
+        journal.read()
+        journal.read_response("r1")
+        journal.content("local", journal.digest("local", b"the prompt's tokens"))
+        retention.sweep(journal, 1 << 60, 0)
+        queries = [text for text in asked if text.startswith("SELECT")]
+        assert len(queries) > 12
+        with journal.transaction() as db:
+            db.set_trace_callback(None)
+            for query in queries:
+                for *_, step in db.execute("EXPLAIN QUERY PLAN " + query):
+                    whole = step.endswith(("INDEX turn_open", "INDEX turn_deleted"))
+                    assert whole or "SCAN" not in step, (query, step)

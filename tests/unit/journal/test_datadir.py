@@ -23,6 +23,8 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
+ROOT = Path(__file__).parents[3]
+
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
@@ -30,7 +32,7 @@ def _mode(path: Path) -> int:
 
 def _holder(data_dir: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(data_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(data_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -73,10 +75,14 @@ def test_a_kill_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 def test_the_lock_is_not_inherited_by_a_child(tmp_path: Path) -> None:
     held = datadir.lock(tmp_path / "data")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
     try:
-        held.release()
-        datadir.lock(tmp_path / "data").release()
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        assert held._descriptor is not None
+        os.close(held._descriptor)  # what a kill does; release() would unlock for the child as well
+        assert datadir.owner(tmp_path / "data") is None
     finally:
         child.communicate(b"\n")
 

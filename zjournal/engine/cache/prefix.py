@@ -42,7 +42,7 @@ class Node:
     key: bytes
     block: int
     depth: int  # tokens before this node
-    used: int = 0  # tick of the last use
+    used: int = 0  # tick of the last use, that of kept children not counted
     pins: int = 0  # running requests whose path goes through or ends here
     queued: bool = False  # has an entry in the eviction queue
     alive: bool = True
@@ -165,10 +165,9 @@ class PrefixGraph:
         self._drop_root(root)
 
     def touch(self, node: Node) -> None:
-        """Marks the path to `node` as just used."""
+        """Marks the path to `node` as just used. The nodes above learn of it when they become leaves themselves."""
         self._tick += 1
-        for one in node.path():
-            one.used = self._tick
+        node.used = self._tick
 
     # --- growing -----------------------------------------------------------------------------------------
 
@@ -233,6 +232,7 @@ class PrefixGraph:
         del parent.children[node.key]
         del parent.order[bisect_left(parent.order, node.key)]
         node.alive = False
+        parent.used = max(parent.used, node.used)
         self.nodes -= 1
         self.states -= len(node.states)
         self._pool.release(node.block)

@@ -93,6 +93,7 @@ class ScriptedRunner:
     kernels = "scripted"
 
     def __init__(self, script: Script, tokenizer: Tokenizer, start: wire.Start, digest: str) -> None:
+        self._path = start.model
         self._script = script
         self.tokenizer = tokenizer
         self.fingerprint = f"scripted:{digest}"
@@ -168,7 +169,8 @@ class ScriptedRunner:
         if turn.tokens is not None:
             for place, token in enumerate(turn.tokens):
                 if token >= self.vocab_size:
-                    raise ModelFault(f"token {token} is none of {self.vocab_size} - at `$.turns[{at}].tokens[{place}]`")
+                    where = f"`$.turns[{at}].tokens[{place}]`"
+                    raise ModelFault(f"{self._path}: {token} is no token of the tokenizer - at {where}")
             return [*turn.tokens, self._end]
         assert turn.text is not None
         return [*self.tokenizer.encode_trusted(turn.text), self._end]

@@ -1,0 +1,97 @@
+"""What a client of the whole server waits for: start, memory, and the second turn against the cold one.
+
+    python benchmarks/serve.py
+
+Prints a table; each line is measured in this run, on this machine, with the default model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.serving import Server
+
+STARTS = 5
+TURNS = 3
+PROMPT_WORDS = 1960  # about 2,000 tokens with the template's own
+
+
+def main() -> None:
+    """Measures and prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        live, ready = zip(*(start_times(Path(folder) / f"start{number}") for number in range(STARTS)), strict=True)
+        row("/livez after the start of the process, median of 5", f"{statistics.median(live):.2f} s", "at most 2 s")
+        row("/readyz after the start of the process, median of 5", f"{statistics.median(ready):.2f} s", "at most 20 s")
+        with Server(Path(folder) / "data") as server:
+            cold, warm = zip(*(ttfts(server, number) for number in range(TURNS)), strict=True)
+            ratio = statistics.median(w / c for w, c in zip(warm, cold, strict=True))
+            row("TTFT of a cold prompt of 2,000 tokens", f"{statistics.median(cold) * 1000:.0f} ms", "")
+            row("TTFT of the second turn on it", f"{statistics.median(warm) * 1000:.0f} ms", "")
+            row("second turn against the cold one", f"{ratio:.3f}", "at most 0.08")
+            row("resident memory of the API process", f"{resident_mib(server):.0f} MiB", "at most 150 MiB")
+
+
+def row(what: str, value: str, target: str) -> None:
+    print(f"{what:<55} {value:>12}   {target}", flush=True)
+
+
+def start_times(data_dir: Path) -> tuple[float, float]:
+    """Seconds from the spawn of `zj serve` to the first 200 of /livez and of /readyz."""
+    server = Server(data_dir)
+    began = time.perf_counter()
+    server.spawn()
+    try:
+        live = wait(server, "/livez") - began
+        ready = wait(server, "/readyz") - began
+        return live, ready
+    finally:
+        server.kill()
+        server.http.close()
+
+
+def wait(server: Server, path: str) -> float:
+    while True:
+        try:
+            if server.http.get(path).status_code == 200:
+                return time.perf_counter()
+        except httpx.TransportError:
+            pass
+        time.sleep(0.01)
+
+
+def ttfts(server: Server, number: int) -> tuple[float, float]:
+    """Time to the first text of a cold conversation, and of a short second turn on it."""
+    words = " ".join(f"{number}{word}" for word in range(PROMPT_WORDS // 3))
+    cold, first = ttft(server, {"input": words})
+    warm, _ = ttft(server, {"input": "Go on.", "previous_response_id": first})
+    return cold, warm
+
+
+def ttft(server: Server, body: dict) -> tuple[float, str]:
+    ask = {"model": "default", "stream": True, "temperature": 0, "max_output_tokens": 8, **body}
+    began = time.perf_counter()
+    took, response = 0.0, ""
+    for event in server.events("/v1/responses", ask):
+        if event["type"] == "response.created":
+            response = event["response"]["id"]
+        if event["type"] == "response.output_text.delta" and not took:
+            took = time.perf_counter() - began
+    return took, response
+
+
+def resident_mib(server: Server) -> float:
+    assert server.process is not None
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+if __name__ == "__main__":
+    main()

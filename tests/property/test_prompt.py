@@ -1,0 +1,113 @@
+"""For any conversation: the prompt is what the template says, grows by appending, and every token is accounted for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import smollm2
+from zjournal import ask
+from zjournal.dialects.chatml import ChatML
+from zjournal.dialects.prompt import Prompt, assemble
+from zjournal.link.wire import pack_ids, unpack_ids
+
+ABSENT = "\x04\x06\x13\x14\x16\x1d"  # without a token in this vocabulary
+CHARACTERS = st.characters(exclude_categories=("Cs",), exclude_characters=ABSENT, max_codepoint=0x3FFFF)
+SPECIAL = st.sampled_from(
+    ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "", "\ue000", "\ue000<0\ue000", "é"]
+)
+TEXTS = st.lists(st.text(CHARACTERS, max_size=8) | SPECIAL, max_size=4).map("".join)
+TEXT = st.builds(ask.Text, TEXTS, st.sampled_from(["a", "b", "messages[0].content", ""]))
+ROLES = st.sampled_from(["system", "developer", "user", "assistant"])
+MESSAGES = st.builds(ask.Message, ROLES, st.lists(TEXT, max_size=3).map(tuple))
+OUTPUTS = st.builds(
+    ask.Output,
+    st.sampled_from(["r1", "r2"]),
+    st.just(()),
+    st.lists(st.integers(0, 49151), max_size=5).map(pack_ids),
+)
+ITEMS = st.lists(MESSAGES | OUTPUTS, max_size=5).map(tuple)
+TOOL = ask.ToolSpec("f", "<|im_end|>", b'{"type": "object"}', "tools[0]")
+DEFAULT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+
+
+def request(items: tuple[ask.Item, ...]) -> ask.Ask:
+    return ask.Ask(protocol="chat", model="m", items=items)
+
+
+def build(asked: ask.Ask) -> Prompt:
+    return assemble(asked, smollm2.template(), smollm2.tokenizer(), ChatML())
+
+
+def spelled(items: tuple[ask.Item, ...]) -> bytes:
+    """What the template says, written down once more by hand."""
+    tokenizer = smollm2.tokenizer()
+    turns = []
+    for item in items:
+        if isinstance(item, ask.Output):
+            turns.append(("assistant", b"".join(map(tokenizer.token_bytes, unpack_ids(item.tokens)))))
+        else:
+            turns.append(("system" if item.role == "developer" else item.role, item.text.encode()))
+    if turns and turns[0][0] != "system":
+        turns.insert(0, ("system", DEFAULT.encode()))
+    parts = [b"<|im_start|>%s\n%s<|im_end|>\n" % (role.encode(), content) for role, content in turns]
+    return b"".join(parts) + b"<|im_start|>assistant\n"
+
+
+@given(ITEMS)
+def test_the_prompt_is_what_the_template_says(items):
+    prompt = build(request(items))
+    assert b"".join(map(smollm2.tokenizer().token_bytes, prompt.ids)) == spelled(items)
+
+
+@given(ITEMS)
+def test_only_the_template_makes_control_tokens(items):
+    prompt = build(request(items))
+    control = set(smollm2.tokenizer().control.values())
+    for span in prompt.spans:
+        if not span.path.startswith("response:") and span.path:
+            assert not control & set(prompt.ids[span.start : span.end])
+    turns = len(items) + (bool(items) and (isinstance(items[0], ask.Output) or items[0].role in ("user", "assistant")))
+    sampled = [i for item in items if isinstance(item, ask.Output) for i in unpack_ids(item.tokens)]
+    assert prompt.ids.count(1) == turns + 1 + sampled.count(1)
+    assert prompt.ids.count(2) == turns + sampled.count(2)
+
+
+@given(ITEMS, st.booleans())
+def test_spans_partition_the_ids(items, tools):
+    prompt = build(msgspec.structs.replace(request(items), tools=(TOOL,) if tools else ()))
+    end = 0
+    for span in prompt.spans:
+        assert span.start == end < span.end
+        end = span.end
+    assert end == len(prompt.ids)
+    paths = [span.path for span in prompt.spans]
+    assert all(left != right for left, right in pairwise(paths))
+
+
+@given(ITEMS, OUTPUTS, MESSAGES, st.booleans())
+def test_growth_is_append_only(items, output, message, tools):
+    first = msgspec.structs.replace(request((ask.Message("user", ()), *items)), tools=(TOOL,) if tools else ())
+    before = build(first)
+    longer = build(msgspec.structs.replace(first, items=(*first.items, output, message)))
+    grown = before.ids + list(unpack_ids(output.tokens))
+    assert longer.ids[: len(grown)] == grown
+    assert longer.ids[len(grown)] == 2
+
+
+@given(TEXTS, st.lists(st.integers(0, 30), max_size=4), st.sampled_from(["user", "assistant", "system"]))
+def test_how_a_text_is_cut_into_parts_does_not_matter(text, cuts, role):
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = tuple(ask.Text(text[a:b], f"p{a}") for a, b in pairwise(edges))
+    whole = ask.Message(role, (ask.Text(text, "p"),))
+    assert build(request((ask.Message(role, parts),))).ids == build(request((whole,))).ids
+
+
+@given(TEXTS)
+def test_a_text_is_found_at_its_path(text):
+    prompt = build(request((ask.Message("user", (ask.Text(text, "here"),)),)))
+    tokens = [i for span in prompt.spans if span.path == "here" for i in prompt.ids[span.start : span.end]]
+    assert text.encode() in b"".join(map(smollm2.tokenizer().token_bytes, tokens))

@@ -1,0 +1,138 @@
+"""Erasure: what goes, what stays for a descendant, and that the chain verifies afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.facts import accepted, finished, open_journal, sampled, session, whole_turn
+from zjournal.errors import JournalFault
+from zjournal.journal import retention
+from zjournal.journal.events import PayloadErased
+from zjournal.journal.log import Journal
+from zjournal.journal.verify import verify
+
+RAW = b"canary-7f31: the body that must go, long enough that no compression can hide it in a table"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with open_journal(tmp_path / "data") as opened:
+        opened.append([session("s1")]).result()
+        yield opened
+        assert verify(tmp_path / "data").fault is None
+
+
+def _erased(journal: Journal) -> list[str]:
+    return [fact.event.response for fact in journal.read() if isinstance(fact.event, PayloadErased)]
+
+
+def _contents(journal: Journal) -> int:
+    with journal.transaction() as db:
+        return db.execute("SELECT count(*) FROM content").fetchone()[0]
+
+
+def test_delete_removes_payload_and_contents_and_keeps_numbers(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r1")).result()
+    assert _contents(journal) == 4
+    assert retention.delete(journal, "local", "r1").result() is True
+    assert _contents(journal) == 0
+    turn = journal.turn("r1")
+    assert turn is not None
+    assert (turn.status, turn.erased, turn.output) == ("deleted", True, 2)
+    tokens = [fact for fact in journal.read_response("r1") if fact.payload is None]
+    assert len(tokens) == 1
+    assert _erased(journal) == ["r1"]
+    with pytest.raises(JournalFault, match="erased"):
+        journal.content("local", journal.digest("local", b"the prompt's tokens"))
+
+
+def test_erased_bytes_are_in_no_file(journal: Journal) -> None:
+    token = (0xC0FFEE11).to_bytes(4, "little") * 8
+    facts = whole_turn(journal, "r1", raw=RAW)
+    facts[3] = type(facts[3])(facts[3].event, payload=token)
+    journal.append(facts).result()
+    files = [path for path in journal.path.parent.iterdir() if path.name.startswith("journal")]
+    assert any(token in path.read_bytes() for path in files)
+    retention.delete(journal, "local", "r1").result()
+    for path in files:
+        assert token not in path.read_bytes(), path.name
+        assert RAW[:12] not in path.read_bytes(), path.name
+
+
+def test_shared_content_stays_while_another_turn_holds_it(journal: Journal) -> None:
+    journal.append([*whole_turn(journal, "r1"), *whole_turn(journal, "r2")]).result()
+    retention.delete(journal, "local", "r1").result()
+    assert journal.content("local", journal.digest("local", b"the prompt's tokens")) == b"the prompt's tokens"
+    with pytest.raises(JournalFault):
+        journal.content("local", journal.digest("local", b"the raw body of r1"))
+
+
+def test_a_turn_with_a_descendant_is_only_hidden_and_goes_with_the_last(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r1")).result()
+    journal.append(whole_turn(journal, "r2", parent="r1")).result()
+    journal.append(whole_turn(journal, "r3", parent="r1")).result()
+    assert retention.delete(journal, "local", "r1").result() is True
+    assert _erased(journal) == []
+    retention.delete(journal, "local", "r2").result()
+    assert _erased(journal) == ["r2"]
+    retention.delete(journal, "local", "r3").result()
+    assert _erased(journal) == ["r2", "r3", "r1"]
+    assert _contents(journal) == 0
+
+
+def test_a_surviving_ancestor_is_not_taken_along(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r1")).result()
+    journal.append(whole_turn(journal, "r2", parent="r1")).result()
+    retention.delete(journal, "local", "r2").result()
+    assert _erased(journal) == ["r2"]
+
+
+def test_what_cannot_be_deleted(journal: Journal) -> None:
+    journal.append([*whole_turn(journal, "r1"), *whole_turn(journal, "u1", stored=False)]).result()
+    assert retention.delete(journal, "someone", "r1").result() is False
+    assert retention.delete(journal, "local", "r9").result() is False
+    assert retention.delete(journal, "local", "u1").result() is False
+    assert retention.delete(journal, "local", "r1").result() is True
+    assert retention.delete(journal, "local", "r1").result() is False
+
+
+def test_a_running_turn_is_hidden_now_and_swept_at_its_end(journal: Journal) -> None:
+    journal.append([*accepted(journal, "r1"), sampled("r1", 0)]).result()
+    assert retention.delete(journal, "local", "r1").result() is True
+    assert retention.sweep(journal, 0, 0) == 0
+    journal.append([sampled("r1", 1), finished("r1")]).result()
+    assert retention.sweep(journal, 0, 0) == 1
+    assert [fact.payload for fact in journal.read_response("r1") if fact.payload != b""] == [None, None]
+
+
+def test_unstored_turns_go_when_they_are_due(journal: Journal) -> None:
+    journal.append([*whole_turn(journal, "u1", stored=False), *whole_turn(journal, "r1")]).result()
+    turn = journal.turn("u1")
+    assert turn is not None
+    assert turn.finished_us is not None
+    assert retention.sweep(journal, turn.finished_us + 6_999_999, 7) == 0
+    assert retention.sweep(journal, turn.finished_us + 7_000_000, 7) == 1
+    assert _erased(journal) == ["u1"]
+    assert retention.sweep(journal, turn.finished_us + 7_000_000, 7) == 0
+
+
+def test_a_chain_of_unstored_turns_goes_from_its_end(journal: Journal) -> None:
+    parent = ""
+    for k in range(5):
+        journal.append(whole_turn(journal, f"u{k}", parent=parent, stored=False)).result()
+        parent = f"u{k}"
+    now = journal.read()[-1].time
+    assert retention.sweep(journal, now, 0) == 5
+    assert _erased(journal) == ["u4", "u3", "u2", "u1", "u0"]
+
+
+def test_erase_by_name(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "u1", stored=False)).result()
+    assert retention.erase(journal, "u1", retention.CAUSE_UNSTORED).result() == ("u1",)
+    assert retention.erase(journal, "u1", retention.CAUSE_UNSTORED).result() == ()
+    assert retention.erase(journal, "none", retention.CAUSE_UNSTORED).result() == ()
+    event = journal.read()[-1].event
+    assert event == PayloadErased(tenant="local", response="u1", cause="unstored")
