@@ -334,6 +334,8 @@ def read_api_keys(path: Path) -> ApiKeys:
 def _key_problem(name: str, key: str) -> str | None:
     if not key:
         return "not of the form name:key"
+    if name == "local":
+        return "the name local is taken by the server without keys; choose another"
     if not _KEY_NAME.fullmatch(name):
         return "a name is up to 64 letters, digits, dots, dashes and underscores"
     if not KEY_CHARS_MIN <= len(key) <= KEY_CHARS_MAX:

@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from zjournal import errors
 from zjournal.config import Config, read_api_keys, version
 from zjournal.journal import datadir, events, retention
 from zjournal.journal.log import Journal, wall_clock_us
-from zjournal.link import wire
+from zjournal.link import logs, wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions.served import ModelChoice, Served, choose
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 SWEEP_EVERY_S = 3600.0
 BACKLOG = 256
+PREFILL_TOKENS = 512  # in one step, beside a token of each running response
 LAST_RESPONSE_GRACE_S = 5.0  # for bytes of finished responses to leave
 
 log = logging.getLogger("zjournal.server")
@@ -40,9 +40,7 @@ log = logging.getLogger("zjournal.server")
 
 def run(config: Config) -> int:
     """Serves until a signal. Returns the exit status; raises a Fault when it cannot start."""
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(config.log_level, config.log_format)
     choice = choose(config.model, config.cache_dir)
     with datadir.lock(config.data_dir), _bind(config.host, config.port) as listening:
         journal = Journal.open(config.data_dir)
@@ -88,12 +86,13 @@ class _Server:
         self._journal = journal
         self._listening = listening
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._broken: wire.Broken | None = None
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._signalled)
         self._journal.append([events.Fact(events.ServerStarted(version=version(), pid=os.getpid()))])
         for turn in self._journal.recover():
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
@@ -120,6 +119,10 @@ class _Server:
             await asyncio.gather(*tasks, return_exceptions=True)
             await engine.stop()
             self._journal.append([events.Fact(events.ServerStopped())])
+
+    def _signalled(self) -> None:
+        """The first signal asks for an orderly end, a second one for a quick one."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def _serve_http(self, desk: Desk, runs: Runs) -> int:
         import uvicorn
@@ -164,9 +167,13 @@ class _Server:
         """Lets what runs finish within the limit, then gives it up."""
         desk.drain()
         log.info("stopping: waiting up to %.0f s for running responses", self._config.drain_timeout)
-        try:
-            await asyncio.wait_for(desk.wait_idle(), self._config.drain_timeout)
-        except TimeoutError:
+        waiting = {asyncio.create_task(desk.wait_idle()), asyncio.create_task(self._hurry.wait())}
+        done, pending = await asyncio.wait(
+            waiting, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        if not done or self._hurry.is_set():
             log.warning("giving up the responses that still run")
             runs.cancel_all()
             with contextlib.suppress(TimeoutError):
@@ -207,4 +214,7 @@ class _Server:
             context=config.context,
             kv_bytes=config.kv_memory,
             max_running=config.max_running,
+            log_level=config.log_level,
+            log_format=config.log_format,
+            prefill_tokens=max(PREFILL_TOKENS, 2 * config.max_running),
         )

@@ -63,10 +63,10 @@ def test_relative_paths_belong_to_where_they_were_written(tmp_path: Path) -> Non
 
 def test_model_names_stay_and_model_paths_are_settled() -> None:
     def model(text: str) -> str:
-        return load({"model": text}, ENVIRON, Path("/work")).model
+        return load({"model": text}, ENVIRON, Path("/home")).model
 
     assert model("smollm2") == "smollm2"
-    assert model("m.gguf") == "/work/m.gguf"
+    assert model("m.gguf") == "/home/m.gguf"
     assert model("../m") == "/m"
 
 

@@ -143,7 +143,9 @@ class Runs:
         self._journal.append([events.Fact(events.EngineCrashed(pid=pid, status=status, running=running))])
         self._metrics.engine_crashed()
         for response in running:
-            self._fail(self._running[response], "engine_error", "The engine stopped while this response was running.")
+            if response in self._running:  # it may have ended already, when the journal failed under it
+                message = "The engine stopped while this response was running."
+                self._fail(self._running[response], "engine_error", message)
 
     def engine_said(self, message: wire.FromEngine) -> None:
         match message:
@@ -151,16 +153,25 @@ class Runs:
                 self._cache_changed(message)
             case wire.Gauges():
                 self._metrics.gauges(message)
-            case wire.Matched():
-                self._matched(self._running[message.request], message)
-            case wire.Tokens():
-                self._tokens(self._running[message.request], message)
-            case wire.Finished():
-                self._finish(self._running[message.request], message)
-            case wire.Failed():
-                self._fail(self._running[message.request], message.code, message.message)
+            case wire.Matched() | wire.Tokens() | wire.Finished() | wire.Failed():
+                running = self._running.get(message.request)
+                if running is not None and not running.ending:  # else the journal failed under it and it was told so
+                    self._response_said(running, message)
             case _:
                 raise AssertionError(message)
+
+    def _response_said(
+        self, running: Running, message: wire.Matched | wire.Tokens | wire.Finished | wire.Failed
+    ) -> None:
+        match message:
+            case wire.Matched():
+                self._matched(running, message)
+            case wire.Tokens():
+                self._tokens(running, message)
+            case wire.Finished():
+                self._finish(running, message)
+            case wire.Failed():
+                self._fail(running, message.code, message.message)
 
     def _cache_changed(self, message: wire.CacheChanged) -> None:
         kind = _CHANGES[message.change]

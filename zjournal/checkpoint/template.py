@@ -21,6 +21,17 @@ SOURCE_BYTES_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 64 << 20  # a prompt of 200,000 tokens has about one million
 EXPONENT_MAX = 64
 
+# What a template can raise: it is code, and applies Python's operators to what it is given.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+)
+
 
 class _Refused(Exception):
     """The template's raise_exception."""
@@ -33,9 +44,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         for one, other in ((left, right), (right, left)):
-            if operator == "*" and isinstance(one, Sequence) and isinstance(other, int):
-                if len(one) * other > OUTPUT_CHARACTERS_MAX:
-                    raise jinja2.sandbox.SecurityError("the product is over the limit")
+            repeats = operator == "*" and isinstance(one, Sequence) and isinstance(other, int)
+            if repeats and len(one) * other > OUTPUT_CHARACTERS_MAX:
+                raise jinja2.sandbox.SecurityError("the product is over the limit")
         if operator == "**" and abs(right) > EXPONENT_MAX:
             raise jinja2.sandbox.SecurityError("the power is over the limit")
         return super().call_binop(context, operator, left, right)
@@ -56,7 +67,7 @@ class Template:
         try:
             self._template = environment.from_string(source)
             self.uses_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateError, ArithmeticError, MemoryError, RecursionError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise ModelFault(f"the chat template is not valid: {error}") from error
         self.default_system = self._default_system()
 

@@ -116,6 +116,7 @@ class Runner:
         widths = -(-(starts + lengths) // BLOCK_TOKENS)
         table = np.zeros((len(slices), widths.max()), dtype=np.int32)
         for row, part, width in zip(table, slices, widths, strict=True):
+            assert len(part.table) >= width, (len(part.table), width)
             row[:width] = part.table[:width]
         assert table.min() >= 0 and table.max() < self.block_count
         sequence = np.repeat(np.arange(len(slices)), lengths)

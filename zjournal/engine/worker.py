@@ -26,7 +26,7 @@ from zjournal.engine.models.scripted import ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
 from zjournal.engine.sequence import Slice
 from zjournal.errors import ConfigFault, EngineStartFault, Fault
-from zjournal.link import wire
+from zjournal.link import logs, wire
 
 READ_BYTES = 1 << 18
 GAUGES_EVERY_US = 500_000
@@ -223,6 +223,7 @@ def serve(link: Link) -> int:
         messages = link.receive(None)
     start, *early = messages
     assert isinstance(start, wire.Start), type(start).__name__
+    logs.configure(start.log_level, start.log_format)
     begun = time.monotonic()
     try:
         runner, token_bytes, limits = load(start, lambda part: link.send([wire.Loading(part)]))
@@ -248,7 +249,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="zjournal.engine.worker", description="The engine process; zj starts it.")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the parent")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write("zj-engine")

@@ -35,6 +35,8 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     max_running: int = 8
     prefill_tokens: int = 512  # most tokens computed in one step
     end_tokens: tuple[int, ...] = ()
+    log_level: str = "info"
+    log_format: str = "text"  # text or json
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ def test_refusal_is_the_clients_fault():
         "{% for i in range(10 ** 9) %}x{% endfor %}",
         "{{ 'x' * 10 ** 10 }}",
         "{{ 10 ** 9 * [1] }}",
-        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ 2 ** 10000 }}",
         "{{ strftime_now('%Y') }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],

@@ -38,7 +38,12 @@ _LAYER_TENSORS = {
     "attn_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
 }
-_EMBED, _OUT_NORM, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"
+_EMBED, _OUT_NORM, _HEAD, _ROPE_FACTORS = (
+    "token_embd.weight",
+    "output_norm.weight",
+    "output.weight",
+    "rope_freqs.weight",
+)
 
 Progress = Callable[[float], None]
 

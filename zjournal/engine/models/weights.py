@@ -31,7 +31,9 @@ def check_tensors(header: Header, expected: Mapping[str, Shape], optional: Mappi
         if info.shape != shape:
             raise ModelFault(f"{header.path}: the tensor {name} has the shape {info.shape}, not {shape}")
         if info.type not in TYPES:
-            raise ModelFault(f"{header.path}: the tensor {name} has the type {info.type}, not one of {', '.join(TYPES)}")
+            raise ModelFault(
+                f"{header.path}: the tensor {name} has the type {info.type}, not one of {', '.join(TYPES)}"
+            )
 
 
 def stored(file: TensorFile, info: TensorInfo) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""From logits to tokens: what is chosen, and later what may be."""
