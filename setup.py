@@ -1,7 +1,7 @@
 """The optional part of the build: the C kernels as a plain shared library beside their Python module.
 
-A missing or failing compiler must not fail the install; it leaves one line that says what is lost. No -march=native: the
-library carries its own variants and chooses at run time, and a wheel may move to another machine.
+A missing or failing compiler must not fail the install; it leaves one line that says what is lost. No
+-march=native: the library carries its own variants and chooses at run time, and a wheel may move to another machine.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from setuptools.command.build_ext import build_ext
 SOURCES = ("zjcpu.c", "pool.c", "avx512.c", "avx2.c", "portable.c")
 FOLDER = "zjournal/kernels/cpu"
 # Contraction would fuse multiply and add where one instruction set can and another cannot.
-FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
+FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-g0"]
 
 
 class BuildKernels(build_ext):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,25 @@ ISAS = ("avx512", "avx2", "portable")
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Skips the test if the library is not there and cannot be built."""
+    """Skips the test where there is no library and no compiler."""
     found, why = cpu.open_library()
     if found is None:
         folder = Path(tempfile.mkdtemp(prefix="zjcpu-"))
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", folder, "--build-temp", folder / "temp"]
+        command = [
+            sys.executable,
+            "setup.py",
+            "-q",
+            "build_ext",
+            "--build-lib",
+            folder,
+            "--build-temp",
+            folder / "temp",
+        ]
         built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         found, why = cpu.open_library(folder / "zjournal" / "kernels" / "cpu")
         why += built.stdout + built.stderr
+        if found is None and shutil.which("cc"):
+            pytest.fail(f"there is a compiler, but the C kernels do not build: {why}")
     if found is None:
         pytest.skip(f"no C kernels: {why}")
     return found

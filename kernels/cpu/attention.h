@@ -16,9 +16,9 @@ typedef struct {
     float sum[ZJ_LANES];
 } softmax;
 
-/* The first `count` positions of a segment for Q queries. `score` is [Q][64]; result in `state` and `out` [Q][head_dim]. */
-INLINE void segment(const int Q, const float *const *q, const float *const *blocks, int count, int head_dim, float scale,
-                    softmax *state, float *const *out) {
+/* The first `count` positions of a segment for Q queries. Result in `state` [Q] and `out` [Q][head_dim]. */
+INLINE void segment(const int Q, const float *const *q, const float *const *blocks, int count, int head_dim,
+                    float scale, softmax *state, float *const *out) {
     float score[QUERIES_PASS][ZJ_SEGMENT];
     int block_count = (count + ZJ_BLOCK_TOKENS - 1) / ZJ_BLOCK_TOKENS, b = 0;
     V factor = v_set1(scale);
@@ -92,8 +92,8 @@ SEGMENT_OF(2)
 SEGMENT_OF(3)
 SEGMENT_OF(6)
 
-static void segment_any(int queries, const float *const *q, const float *const *blocks, int count, int head_dim, float scale,
-                        softmax *state, float *const *out) {
+static void segment_any(int queries, const float *const *q, const float *const *blocks, int count, int head_dim,
+                        float scale, softmax *state, float *const *out) {
     int i = 0;
     for (; i + 6 <= queries; i += 6) segment_6(q + i, blocks, count, head_dim, scale, state + i, out + i);
     for (; i + 3 <= queries; i += 3) segment_3(q + i, blocks, count, head_dim, scale, state + i, out + i);
@@ -109,7 +109,8 @@ INLINE void fold(softmax *whole, float *out, const softmax *part, const float *p
     V a = v_set1(factors[0]), b = v_set1(factors[1]);
     whole->max = max;
     v_store(whole->sum, v_fma(v_load(whole->sum), a, v_mul(v_load(part->sum), b)));
-    for (int d = 0; d < head_dim; d += ZJ_LANES) v_store(out + d, v_fma(v_load(out + d), a, v_mul(v_load(part_out + d), b)));
+    for (int d = 0; d < head_dim; d += ZJ_LANES)
+        v_store(out + d, v_fma(v_load(out + d), a, v_mul(v_load(part_out + d), b)));
 }
 
 INLINE void finish(const softmax *whole, float *out, int head_dim) {
@@ -117,9 +118,11 @@ INLINE void finish(const softmax *whole, float *out, int head_dim) {
     for (int d = 0; d < head_dim; d += ZJ_LANES) v_store(out + d, v_mul(v_load(out + d), scale));
 }
 
-INLINE void blocks_of(const zj_attend_job *job, int row, int kv_head, int segment_index, int count, const float **blocks) {
+INLINE void blocks_of(const zj_attend_job *job, int row, int kv_head, int segment_index, int count,
+                      const float **blocks) {
     const zj_model *m = job->model;
-    size_t head_floats = (size_t)2 * m->head_dim * ZJ_BLOCK_TOKENS, block_floats = head_floats * m->kv_heads * m->layers;
+    size_t head_floats = (size_t)2 * m->head_dim * ZJ_BLOCK_TOKENS;
+    size_t block_floats = head_floats * m->kv_heads * m->layers;
     const int32_t *table = job->batch->table + (size_t)job->batch->sequence[row] * job->batch->table_stride;
     for (int b = 0; b * ZJ_BLOCK_TOKENS < count; b++)
         blocks[b] = job->batch->kv + (size_t)table[segment_index * (ZJ_SEGMENT / ZJ_BLOCK_TOKENS) + b] * block_floats
@@ -152,7 +155,8 @@ static void attend_tile(const zj_attend_job *job, const zj_tile *tile, int kv_he
         for (int s = shared; s * ZJ_SEGMENT < positions; s++) {
             int count = positions - s * ZJ_SEGMENT < ZJ_SEGMENT ? positions - s * ZJ_SEGMENT : ZJ_SEGMENT;
             blocks_of(job, tile->row, kv_head, s, count, blocks);
-            segment_any(share, q + at, blocks, count, head_dim, m->scale, (s ? part : whole) + at, (s ? part_out : out) + at);
+            segment_any(share, q + at, blocks, count, head_dim, m->scale, (s ? part : whole) + at,
+                        (s ? part_out : out) + at);
             for (int i = at; s && i < at + share; i++) fold(&whole[i], out[i], &part[i], part_out[i], head_dim);
         }
     }

@@ -7,6 +7,7 @@
  */
 
 #define GROUPS_MAX 6 /* arrays have constant sizes, so that they become registers */
+#define AHEAD 4      /* blocks of 32 k that are prefetched: several short streams defeat the hardware here */
 
 INLINE size_t group_bytes(const zj_matrix *w) {
     size_t k = (size_t)w->k;
@@ -27,7 +28,8 @@ INLINE void put(float *y, V acc, int lanes, int add) {
 
 /* --- straight from the packed weights: M rows, G groups, both constant after inlining --- */
 
-INLINE void direct_f32(const int M, const int G, const float *w, size_t stride, int K, const float *x, int ldx, V (*acc)[GROUPS_MAX]) {
+INLINE void direct_f32(const int M, const int G, const float *w, size_t stride, int K, const float *x, int ldx,
+                       V (*acc)[GROUPS_MAX]) {
     for (int k = 0; k < K; k++)
 #pragma GCC unroll 8
         for (int g = 0; g < G; g++) {
@@ -37,13 +39,16 @@ INLINE void direct_f32(const int M, const int G, const float *w, size_t stride, 
         }
 }
 
-INLINE void direct_q4(const int M, const int G, const uint8_t *w, size_t stride, int K, const float *x, int ldx, V (*acc)[GROUPS_MAX]) {
+INLINE void direct_q4(const int M, const int G, const uint8_t *w, size_t stride, int K, const float *x, int ldx,
+                      V (*acc)[GROUPS_MAX]) {
     for (int k = 0; k < K; k += 32, w += ZJ_Q4_BYTES) {
         V scale[GROUPS_MAX], minimum[GROUPS_MAX];
 #pragma GCC unroll 8
         for (int g = 0; g < G; g++) {
             scale[g] = v_half((const uint16_t *)(w + g * stride));
             minimum[g] = v_half((const uint16_t *)(w + g * stride + 32));
+            for (int line = 0; line < ZJ_Q4_BYTES; line += 64)
+                __builtin_prefetch(w + g * stride + AHEAD * ZJ_Q4_BYTES + line);
         }
         for (int c = 0; c < 4; c++) {
             I word[GROUPS_MAX];
@@ -62,11 +67,16 @@ INLINE void direct_q4(const int M, const int G, const uint8_t *w, size_t stride,
     }
 }
 
-INLINE void direct_q8(const int M, const int G, const uint8_t *w, size_t stride, int K, const float *x, int ldx, V (*acc)[GROUPS_MAX]) {
+INLINE void direct_q8(const int M, const int G, const uint8_t *w, size_t stride, int K, const float *x, int ldx,
+                      V (*acc)[GROUPS_MAX]) {
     for (int k = 0; k < K; k += 32, w += ZJ_Q8_BYTES) {
         V scale[GROUPS_MAX];
 #pragma GCC unroll 8
-        for (int g = 0; g < G; g++) scale[g] = v_half((const uint16_t *)(w + g * stride));
+        for (int g = 0; g < G; g++) {
+            scale[g] = v_half((const uint16_t *)(w + g * stride));
+            for (int line = 0; line < ZJ_Q8_BYTES; line += 64)
+                __builtin_prefetch(w + g * stride + AHEAD * ZJ_Q8_BYTES + line);
+        }
 #pragma GCC unroll 4
         for (int j = 0; j < 32; j++)
 #pragma GCC unroll 8
@@ -78,7 +88,8 @@ INLINE void direct_q8(const int M, const int G, const uint8_t *w, size_t stride,
     }
 }
 
-INLINE void direct(const int M, const int G, const zj_matrix *w, int group, const float *x, int ldx, float *y, int ldy, int add) {
+INLINE void direct(const int M, const int G, const zj_matrix *w, int group, const float *x, int ldx, float *y,
+                   int ldy, int add) {
     V acc[DIRECT_ROWS][GROUPS_MAX];
     size_t stride = group_bytes(w);
     const uint8_t *data = (const uint8_t *)w->data + group * stride;
@@ -102,7 +113,8 @@ INLINE void direct(const int M, const int G, const zj_matrix *w, int group, cons
 }
 
 #define DIRECT(M)                                                                                             \
-    static void direct_##M(const zj_matrix *w, int group, int groups, const float *x, int ldx, float *y, int ldy, int add) { \
+    static void direct_##M(const zj_matrix *w, int group, int groups, const float *x, int ldx, float *y, int ldy, \
+                           int add) { \
         for (; groups >= DIRECT_GROUPS(M); groups -= DIRECT_GROUPS(M), group += DIRECT_GROUPS(M))             \
             direct(M, DIRECT_GROUPS(M), w, group, x, ldx, y, ldy, add);                                       \
         for (; groups > 0; groups--, group++) direct(M, 1, w, group, x, ldx, y, ldy, add);                    \
@@ -118,7 +130,8 @@ DIRECT(7)
 DIRECT(8)
 #endif
 
-typedef void (*direct_rows)(const zj_matrix *w, int group, int groups, const float *x, int ldx, float *y, int ldy, int add);
+typedef void (*direct_rows)(const zj_matrix *w, int group, int groups, const float *x, int ldx, float *y, int ldy,
+                            int add);
 static const direct_rows direct_by_rows[DIRECT_ROWS] = {
     direct_1, direct_2, direct_3, direct_4,
 #if DIRECT_ROWS == 8
@@ -134,7 +147,8 @@ INLINE void expand(const int G, const zj_matrix *w, int group, float *tile) {
         const uint8_t *data = (const uint8_t *)w->data + (group + g) * stride;
         float *out = tile + g * ZJ_LANES;
         if (w->format == ZJ_F32) {
-            for (int k = 0; k < w->k; k++, out += G * ZJ_LANES) v_store(out, v_load((const float *)data + (size_t)k * ZJ_LANES));
+            for (int k = 0; k < w->k; k++, out += G * ZJ_LANES)
+                v_store(out, v_load((const float *)data + (size_t)k * ZJ_LANES));
             continue;
         }
         for (int k = 0; k < w->k; k += 32) {
@@ -149,14 +163,16 @@ INLINE void expand(const int G, const zj_matrix *w, int group, float *tile) {
             for (int c = 0; c < 4; c++) {
                 I word = i_load((const uint32_t *)(data + 64 + c * 64));
 #pragma GCC unroll 8
-                for (int j = 0; j < 8; j++, out += G * ZJ_LANES) v_store(out, v_fma(v_nibble(word, 4 * j), scale, minimum));
+                for (int j = 0; j < 8; j++, out += G * ZJ_LANES)
+                    v_store(out, v_fma(v_nibble(word, 4 * j), scale, minimum));
             }
             data += ZJ_Q4_BYTES;
         }
     }
 }
 
-INLINE void micro(const int M, const int G, const float *tile, int K, const float *x, int ldx, float *y, int ldy, int lanes, int add) {
+INLINE void micro(const int M, const int G, const float *tile, int K, const float *x, int ldx, float *y, int ldy,
+                  int lanes, int add) {
     V acc[MICRO_ROWS][MICRO_GROUPS];
 #pragma GCC unroll 8
     for (int r = 0; r < M; r++)
@@ -179,19 +195,23 @@ INLINE void micro(const int M, const int G, const float *tile, int K, const floa
         for (int g = 0; g < G; g++) put(y + (size_t)r * ldy + g * ZJ_LANES, acc[r][g], lanes - g * ZJ_LANES, add);
 }
 
-INLINE void rows_of_tile(const int G, const float *tile, int K, const float *x, int ldx, int rows, float *y, int ldy, int lanes, int add) {
+INLINE void rows_of_tile(const int G, const float *tile, int K, const float *x, int ldx, int rows, float *y, int ldy,
+                         int lanes, int add) {
     for (; rows >= MICRO_ROWS; rows -= MICRO_ROWS, x += (size_t)MICRO_ROWS * ldx, y += (size_t)MICRO_ROWS * ldy)
         micro(MICRO_ROWS, G, tile, K, x, ldx, y, ldy, lanes, add);
-    for (; rows >= 4; rows -= 4, x += (size_t)4 * ldx, y += (size_t)4 * ldy) micro(4, G, tile, K, x, ldx, y, ldy, lanes, add);
+    for (; rows >= 4; rows -= 4, x += (size_t)4 * ldx, y += (size_t)4 * ldy)
+        micro(4, G, tile, K, x, ldx, y, ldy, lanes, add);
     for (; rows > 0; rows--, x += ldx, y += ldy) micro(1, G, tile, K, x, ldx, y, ldy, lanes, add);
 }
 
-static void tile_full(const zj_matrix *w, int group, const float *x, int ldx, int rows, float *y, int ldy, int add, float *tile) {
+static void tile_full(const zj_matrix *w, int group, const float *x, int ldx, int rows, float *y, int ldy, int add,
+                      float *tile) {
     expand(MICRO_GROUPS, w, group, tile);
     rows_of_tile(MICRO_GROUPS, tile, w->k, x, ldx, rows, y, ldy, w->n - group * ZJ_LANES, add);
 }
 
-static void tile_single(const zj_matrix *w, int group, const float *x, int ldx, int rows, float *y, int ldy, int add, float *tile) {
+static void tile_single(const zj_matrix *w, int group, const float *x, int ldx, int rows, float *y, int ldy, int add,
+                        float *tile) {
     expand(1, w, group, tile);
     rows_of_tile(1, tile, w->k, x, ldx, rows, y, ldy, w->n - group * ZJ_LANES, add);
 }
@@ -201,7 +221,10 @@ static void tile_single(const zj_matrix *w, int group, const float *x, int ldx, 
 static void linear_plan(zj_linear_job *job, int threads) {
     job->tile_groups = job->rows <= DIRECT_ROWS ? DIRECT_GROUPS(job->rows) : MICRO_GROUPS;
     int tiles = 0;
-    for (int p = 0; p < job->parts; p++) tiles += job->tiles[p] = (groups_of(job->matrix[p]) + job->tile_groups - 1) / job->tile_groups;
+    for (int p = 0; p < job->parts; p++) {
+        job->tiles[p] = (groups_of(job->matrix[p]) + job->tile_groups - 1) / job->tile_groups;
+        tiles += job->tiles[p];
+    }
     /* Few tiles for many threads: cut the rows as well; a tile is then expanded more than once. */
     job->row_chunk = job->rows;
     if (tiles < 4 * threads && job->rows > 2 * ZJ_LANES) {
@@ -234,7 +257,8 @@ static void linear_task(void *argument, int index, int worker) {
         tile_full(w, group, x, job->ldx, rows, y, job->ldy, job->add, scratch);
         return;
     }
-    for (int g = 0; g < groups; g++, y += ZJ_LANES) tile_single(w, group + g, x, job->ldx, rows, y, job->ldy, job->add, scratch);
+    for (int g = 0; g < groups; g++, y += ZJ_LANES)
+        tile_single(w, group + g, x, job->ldx, rows, y, job->ldy, job->add, scratch);
 }
 
 static void unpack(const zj_matrix *w, int row, float *out) {

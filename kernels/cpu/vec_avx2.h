@@ -31,7 +31,8 @@ INLINE V v_max(V x, V y) { return EACH(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.
 INLINE V v_min(V x, V y) { return EACH(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
 /* where x < y: 0, else z */
 INLINE V v_zero_below(V x, V y, V z) {
-    return EACH(_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), z.a), _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ), z.b));
+    return EACH(_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), z.a),
+                _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ), z.b));
 }
 /* x in lanes below count, else y */
 INLINE V v_first(int count, V x, V y) {
@@ -41,7 +42,8 @@ INLINE V v_first(int count, V x, V y) {
     return EACH(_mm256_blendv_ps(y.a, x.a, a), _mm256_blendv_ps(y.b, x.b, b));
 }
 INLINE __m256 pow2_half(__m256 t) {
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(127 << 23)));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23),
+                                                _mm256_set1_epi32(127 << 23)));
 }
 /* 2^n, where the low bits of t hold n (see v_exp) */
 INLINE V v_pow2(V t) { return EACH(pow2_half(t.a), pow2_half(t.b)); }
@@ -52,7 +54,8 @@ INLINE float v_hmax(V x) {
     return _mm_cvtss_f32(_mm_max_ss(n, _mm_shuffle_ps(n, n, 1)));
 }
 INLINE V v_half(const uint16_t *p) {
-    return EACH(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
+    return EACH(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
 INLINE V v_int8(const int8_t *p) {
     return EACH(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),

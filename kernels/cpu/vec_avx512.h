@@ -7,7 +7,7 @@ typedef __m512i I;
 #define MICRO_ROWS 8
 #define MICRO_GROUPS 3
 #define DIRECT_ROWS 8
-#define DIRECT_GROUPS(rows) ((rows) == 1 ? 6 : (rows) <= 4 ? 3 : 2)
+#define DIRECT_GROUPS(rows) ((rows) <= 2 ? 6 : (rows) <= 4 ? 3 : 2)
 #define ATTEND_VECTORS 4
 
 INLINE V v_zero(void) { return _mm512_setzero_ps(); }
@@ -27,11 +27,14 @@ INLINE V v_zero_below(V a, V b, V c) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_
 INLINE V v_first(int count, V a, V b) { return _mm512_mask_mov_ps(b, (__mmask16)((1u << count) - 1), a); }
 /* 2^n, where the low bits of t hold n (see v_exp) */
 INLINE V v_pow2(V t) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(t), 23), _mm512_set1_epi32(127 << 23)));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(t), 23),
+                                                _mm512_set1_epi32(127 << 23)));
 }
 INLINE float v_hmax(V a) { return _mm512_reduce_max_ps(a); }
 INLINE V v_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-INLINE V v_int8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE V v_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 INLINE I i_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 /* the nibble at `shift` of each lane as a float: a table look-up that reads only the low four bits of its index */
 INLINE V v_nibble(I word, int shift) {

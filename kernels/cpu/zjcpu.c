@@ -90,7 +90,8 @@ int64_t zj_packed_bytes(int format, int n, int k) {
 
 void zj_pack_f32(const float *rows, int n, int k, float *packed) {
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < k; j++) packed[((size_t)(i / ZJ_LANES) * k + j) * ZJ_LANES + i % ZJ_LANES] = rows[(size_t)i * k + j];
+        for (int j = 0; j < k; j++)
+            packed[((size_t)(i / ZJ_LANES) * k + j) * ZJ_LANES + i % ZJ_LANES] = rows[(size_t)i * k + j];
 }
 
 /* GGUF Q4_1: { half scale, half minimum, 16 bytes }; byte i holds k = i (low nibble) and k = i + 16 (high). */
@@ -125,7 +126,6 @@ typedef struct {
     const zj_isa *isa;
     const zj_model *model;
     const zj_batch *batch;
-    const zj_layer *layer;
     int layer_index, rows;
     float *x, *a, *b;        /* meaning depends on the task */
     int ldb;
@@ -143,7 +143,8 @@ typedef struct {
 static void run_rows(void *argument, int index, int worker) {
     rows_region *region = argument;
     (void)worker;
-    for (int row = index * ROWS_GRAIN; row < (index + 1) * ROWS_GRAIN && row < region->job->rows; row++) region->task(region->job, row);
+    for (int row = index * ROWS_GRAIN; row < (index + 1) * ROWS_GRAIN && row < region->job->rows; row++)
+        region->task(region->job, row);
 }
 
 static void each_row(zj_context *context, rows_job *job, rows_task task) {
@@ -201,7 +202,8 @@ static int make_tiles(const zj_model *m, const zj_batch *batch, zj_tile *tile) {
     if (most > ZJ_TILE_ROWS) most = ZJ_TILE_ROWS;
     for (int row = 0; row < batch->rows; tiles++) {
         int count = 1;
-        while (count < most && row + count < batch->rows && batch->sequence[row + count] == batch->sequence[row]) count++;
+        while (count < most && row + count < batch->rows && batch->sequence[row + count] == batch->sequence[row])
+            count++;
         tile[tiles] = (zj_tile){row, count};
         row += count;
     }
@@ -232,7 +234,9 @@ static void attend(zj_context *context, zj_attend_job *job) {
         for (int kv_head = 0; kv_head < kv_heads; kv_head++) context->isa->attend_fold(job, tile, kv_head);
 }
 
-static size_t scratch_floats(const zj_context *context, int k) { return (size_t)context->isa->tile_groups * ZJ_LANES * k; }
+static size_t scratch_floats(const zj_context *context, int k) {
+    return (size_t)context->isa->tile_groups * ZJ_LANES * k;
+}
 
 /* --- the decoder --- */
 
@@ -241,10 +245,13 @@ typedef struct {
     size_t scratch_floats;
 } buffers;
 
-static void run_layer(zj_context *context, const zj_model *m, const zj_batch *batch, zj_attend_job *attention, const buffers *f, int index) {
+static void run_layer(zj_context *context, const zj_model *m, const zj_batch *batch, zj_attend_job *attention,
+                      const buffers *f, int index) {
     const zj_layer *layer = &m->layer[index];
-    const int q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim, qkv_width = q_width + 2 * kv_width;
-    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer = layer, .layer_index = index, .rows = batch->rows, .x = f->x};
+    const int q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
+    const int qkv_width = q_width + 2 * kv_width;
+    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer_index = index, .rows = batch->rows};
+    rows.x = f->x;
     zj_linear_job job = {.rows = batch->rows, .scratch = f->scratch, .scratch_floats = f->scratch_floats};
 
     rows.a = f->normed, rows.weight = layer->attn_norm;
@@ -259,7 +266,8 @@ static void run_layer(zj_context *context, const zj_model *m, const zj_batch *ba
     each_row(context, &rows, store_row);
     attention->layer = index;
     attend(context, attention);
-    job.parts = 1, job.x = f->mixed, job.ldx = q_width, job.matrix[0] = &layer->o, job.y[0] = f->x, job.ldy = m->hidden, job.add = 1;
+    job.parts = 1, job.x = f->mixed, job.ldx = q_width, job.ldy = m->hidden, job.add = 1;
+    job.matrix[0] = &layer->o, job.y[0] = f->x;
     linear(context, &job);
 
     rows.weight = layer->ffn_norm;
@@ -271,13 +279,16 @@ static void run_layer(zj_context *context, const zj_model *m, const zj_batch *ba
 
     rows.b = f->wide, rows.ldb = 2 * m->ffn;
     each_row(context, &rows, silu_row);
-    job.parts = 1, job.x = f->wide, job.ldx = 2 * m->ffn, job.matrix[0] = &layer->down, job.y[0] = f->x, job.ldy = m->hidden, job.add = 1;
+    job.parts = 1, job.x = f->wide, job.ldx = 2 * m->ffn, job.ldy = m->hidden, job.add = 1;
+    job.matrix[0] = &layer->down, job.y[0] = f->x;
     linear(context, &job);
 }
 
 int zj_forward(zj_context *context, const zj_model *m, const zj_batch *batch) {
-    const size_t n = (size_t)batch->rows, q_width = (size_t)m->heads * m->head_dim, qkv_width = q_width + 2 * (size_t)m->kv_heads * m->head_dim;
-    const int widest = m->ffn > m->hidden ? (m->ffn > (int)q_width ? m->ffn : (int)q_width) : (m->hidden > (int)q_width ? m->hidden : (int)q_width);
+    const size_t n = (size_t)batch->rows, q_width = (size_t)m->heads * m->head_dim;
+    const size_t qkv_width = q_width + 2 * (size_t)m->kv_heads * m->head_dim;
+    int widest = m->ffn > m->hidden ? m->ffn : m->hidden;
+    if ((int)q_width > widest) widest = (int)q_width;
     zj_tile *tile = malloc(sizeof *tile * (n ? n : 1));
     if (!tile) return -1;
     zj_attend_job attention = {.model = m, .batch = batch, .tile = tile, .tiles = make_tiles(m, batch, tile)};
@@ -302,8 +313,9 @@ int zj_forward(zj_context *context, const zj_model *m, const zj_batch *batch) {
     if (batch->wanted) { /* only the rows whose logits are wanted pass the head */
         rows.rows = batch->wanted, rows.pick = batch->want, rows.a = f.normed, rows.weight = m->out_norm;
         each_row(context, &rows, norm_row);
-        zj_linear_job head = {.parts = 1, .matrix = {&m->head}, .y = {batch->logits}, .x = f.normed, .rows = batch->wanted,
-                              .ldx = m->hidden, .ldy = m->head.n, .scratch = f.scratch, .scratch_floats = f.scratch_floats};
+        zj_linear_job head = {.parts = 1, .rows = batch->wanted, .x = f.normed, .ldx = m->hidden, .ldy = m->head.n};
+        head.matrix[0] = &m->head, head.y[0] = batch->logits;
+        head.scratch = f.scratch, head.scratch_floats = f.scratch_floats;
         linear(context, &head);
     }
     free(tile);
@@ -316,8 +328,9 @@ int zj_linear(zj_context *context, const zj_matrix *w, const float *x, int rows,
     size_t floats = round16(scratch_floats(context, w->k));
     float *scratch = reserve(context, floats * zj_pool_threads(context->pool));
     if (!scratch) return -1;
-    zj_linear_job job = {.parts = 1, .matrix = {w}, .y = {y}, .x = x, .rows = rows, .ldx = w->k, .ldy = w->n, .add = add,
-                         .scratch = scratch, .scratch_floats = floats};
+    zj_linear_job job = {.parts = 1, .matrix = {w}, .y = {y}, .x = x, .rows = rows, .add = add};
+    job.ldx = w->k, job.ldy = w->n;
+    job.scratch = scratch, job.scratch_floats = floats;
     linear(context, &job);
     return 0;
 }
@@ -327,14 +340,18 @@ void zj_unpack(zj_context *context, const zj_matrix *w, float *out) {
 }
 
 void zj_norm(zj_context *context, const float *x, const float *weight, float eps, int rows, int width, float *y) {
-    for (int row = 0; row < rows; row++) context->isa->norm(x + (size_t)row * width, weight, eps, width, y + (size_t)row * width);
+    for (int row = 0; row < rows; row++)
+        context->isa->norm(x + (size_t)row * width, weight, eps, width, y + (size_t)row * width);
 }
 
-void zj_silu_mul(zj_context *context, float *gate, const float *up, int width) { context->isa->silu_mul(gate, up, width); }
+void zj_silu_mul(zj_context *context, float *gate, const float *up, int width) {
+    context->isa->silu_mul(gate, up, width);
+}
 
 /* qkv: [rows][q, k, v], changed in place; k and v go to the pages of layer `layer`. */
 void zj_rotate_store(zj_context *context, const zj_model *m, const zj_batch *batch, int layer, float *qkv) {
-    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer_index = layer, .rows = batch->rows, .b = qkv};
+    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer_index = layer, .rows = batch->rows};
+    rows.b = qkv;
     rows.ldb = (m->heads + 2 * m->kv_heads) * m->head_dim;
     each_row(context, &rows, store_row);
 }
@@ -343,7 +360,8 @@ void zj_rotate_store(zj_context *context, const zj_model *m, const zj_batch *bat
 int zj_attend(zj_context *context, const zj_model *m, const zj_batch *batch, int layer, const float *q, float *out) {
     zj_tile *tile = malloc(sizeof *tile * (batch->rows ? (size_t)batch->rows : 1));
     if (!tile) return -1;
-    zj_attend_job job = {.model = m, .batch = batch, .layer = layer, .q = q, .ldq = m->heads * m->head_dim, .out = out, .tile = tile};
+    zj_attend_job job = {.model = m, .batch = batch, .layer = layer, .q = q, .out = out, .tile = tile};
+    job.ldq = m->heads * m->head_dim;
     job.tiles = make_tiles(m, batch, tile);
     size_t partial = plan_attention(&job, zj_pool_threads(context->pool));
     job.partial = partial ? reserve(context, partial) : NULL;

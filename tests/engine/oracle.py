@@ -60,7 +60,9 @@ def load(path: str | Path) -> LlamaForCausalLM:
             "model.embed_tokens.weight": values("token_embd.weight"),
             "model.norm.weight": values("output_norm.weight"),
         }
-        state["lm_head.weight"] = values("output.weight") if "output.weight" in header.tensors else state["model.embed_tokens.weight"]
+        state["lm_head.weight"] = (
+            values("output.weight") if "output.weight" in header.tensors else state["model.embed_tokens.weight"]
+        )
         for layer in range(shape.layers):
             for part, name in _NAMES.items():
                 weight = values(llama.layer_tensor(layer, part))

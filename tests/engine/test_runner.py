@@ -31,7 +31,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def load(path: Path, **changed) -> Runner:
-    return Runner.load(wire.Start(model=str(path), **{"threads": 2, "kv_bytes": 40 * BLOCK_BYTES, **changed}), lambda _: None)
+    return Runner.load(
+        wire.Start(model=str(path), **{"threads": 2, "kv_bytes": 40 * BLOCK_BYTES, **changed}), lambda _: None
+    )
 
 
 def test_it_tells_what_it_loaded(path: Path) -> None:
@@ -98,7 +100,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(tmp_path: Path) -> 
     values = values.copy()
     values[5] = math.nan
     head = made["token_embd.weight"][0]
-    path = toy.write(tmp_path / "toy.gguf", made | {"token_embd.weight": (values, "F16"), "output.weight": (head, "F16")})
+    path = toy.write(
+        tmp_path / "toy.gguf", made | {"token_embd.weight": (values, "F16"), "output.weight": (head, "F16")}
+    )
     runner = load(path)
     good = runner.step([Slice("b", [1, 2], 0, [1], GREEDY, 0)])
     bad, same = runner.step([Slice("a", [1, 5], 0, [0], GREEDY, 0), Slice("b", [1, 2], 0, [1], GREEDY, 0)])
@@ -107,7 +111,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(tmp_path: Path) -> 
     runner.close()
 
 
-def test_the_fingerprint_covers_weights_and_numerics(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_covers_weights_and_numerics(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fingerprint(file: Path, **changed) -> str:
         runner = load(file, **changed)
         runner.close()

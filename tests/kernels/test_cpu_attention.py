@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -39,7 +40,13 @@ class Case:
         none = torch.zeros(0, dtype=torch.int32)
         kept = [position, sequence, none]
         struct = cpu.batch_struct(
-            token=position, position=position, sequence=sequence, table=self.table, want=none, kv=self.pages, logits=None
+            token=position,
+            position=position,
+            sequence=sequence,
+            table=self.table,
+            want=none,
+            kv=self.pages,
+            logits=None,
         )
         return struct, kept
 
@@ -81,7 +88,7 @@ def test_attention_is_near_float64_and_blind_to_company(kernels: cpu.Kernels, he
     longest = len(lengths) - 1
     for cuts in ((0, 200), (0, 63, 64, 65, 128, 199, 200), (0, 16, 23, 150, 200)):
         again = Case(head_dim, share, lengths)
-        pieces = [again.run(kernels, [(longest, *cut)])[0] for cut in zip(cuts, cuts[1:], strict=False)]
+        pieces = [again.run(kernels, [(longest, *cut)])[0] for cut in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(pieces), whole[longest])
     # One row over a long context is split over the threads; several rows of one step are not.
     last = case.run(kernels, [(number, length - 1, length) for number, length in enumerate(lengths)])
@@ -97,7 +104,9 @@ def test_instruction_sets_and_thread_counts_give_the_same_bits() -> None:
             except ValueError:  # this CPU lacks it
                 continue
             case = Case(64, 3, (300,))
-            rows = [case.run(kernels, [(0, 0, 150)])[0]] + [case.run(kernels, [(0, i, i + 1)])[0] for i in range(150, 300)]
+            rows = [case.run(kernels, [(0, 0, 150)])[0]] + [
+                case.run(kernels, [(0, i, i + 1)])[0] for i in range(150, 300)
+            ]
             results.append(torch.cat(rows))
             kernels.close()
     assert len(results) >= 2

@@ -1,8 +1,8 @@
 """From one row of logits to a token: a pure function of logits, settings, seed and output position.
 
 The noise is counter-based: it is a hash of the seed and the position and keeps no state, so a row draws the same
-token alone, in any batch, and when it is generated again after a restart. Order: temperature, then top_k, then top_p, as in
-the transformers library. Equal values are ordered by token id, lowest first.
+token alone, in any batch, and when it is generated again after a restart. Order: temperature, then top_k, then
+top_p, as in the transformers library. Equal values are ordered by token id, lowest first.
 """
 
 from __future__ import annotations
