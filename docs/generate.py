@@ -39,7 +39,8 @@ def cli_page() -> str:
     for name, command in commands(typer.main.get_command(app), "zj"):
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        usage = " ".join([name, *(p.name.upper() for p in arguments), "[OPTIONS]"])
+        words = [p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments]
+        usage = " ".join([name, *words, "[OPTIONS]"])
         lines += ["", f"## `{name}`", "", command.help.strip(), "", "```", usage, "```", ""]
         lines += ["| option | meaning |", "|---|---|"]
         lines += [f"| `{p.name.upper()}` | {getattr(p, 'help', '') or ''} |" for p in arguments]

@@ -33,6 +33,7 @@ KV_BYTES_MIN = 1 << 20
 KV_BYTES_MAX = 1 << 44
 BODY_BYTES_MIN = 1 << 10
 BODY_BYTES_MAX = 1 << 32
+NO_HOME = "/nonexistent"  # what Debian calls it
 SECONDS_MAX = 100 * 366 * 86400.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
@@ -317,7 +318,7 @@ def read_api_keys(path: Path) -> ApiKeys:
     if len(raw) > KEY_FILE_BYTES_MAX:
         raise ConfigFault(f"api_key_file {path}: larger than {show_size(KEY_FILE_BYTES_MAX)}", param="api_key_file")
     names: dict[bytes, str] = {}
-    for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(raw.decode("utf-8-sig", "replace").splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -336,6 +337,8 @@ def _key_problem(name: str, key: str) -> str | None:
         return "not of the form name:key"
     if name == "local":
         return "the name local is taken by the server without keys; choose another"
+    if name == "server":
+        return "the name server is taken by the server itself; choose another"
     if not _KEY_NAME.fullmatch(name):
         return "a name is up to 64 letters, digits, dots, dashes and underscores"
     if not KEY_CHARS_MIN <= len(key) <= KEY_CHARS_MAX:
@@ -364,6 +367,8 @@ def _default(setting: Setting, environ: Mapping[str, str]) -> object:
     for variable, usual in (("XDG_DATA_HOME", "~/.local/share"), ("XDG_CACHE_HOME", "~/.cache")):
         if isinstance(setting.default, str) and setting.default.startswith(f"${variable}"):
             home = environ.get("HOME") or os.path.expanduser("~")
+            if not os.path.isabs(home):  # a user that no one has written down, in a container: nothing to guess
+                home = NO_HOME
             folder = environ.get(variable, "")
             root = folder if os.path.isabs(folder) else usual.replace("~", home, 1)
             return root + setting.default.removeprefix(f"${variable}")

@@ -15,8 +15,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 from zjournal import errors
 from zjournal.config import Config, read_api_keys, version
@@ -87,13 +87,13 @@ class _Server:
         self._listening = listening
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._broken: wire.Broken | None = None
+        self._fault: errors.Fault | None = None  # why the server cannot go on
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        self._journal.append([events.Fact(events.ServerStarted(version=version(), pid=os.getpid()))])
+        self._write_start()
         for turn in self._journal.recover():
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
         from zjournal.api.metrics import Metrics
@@ -106,11 +106,8 @@ class _Server:
         desk = Desk(self._journal, runs, metrics, keys)
         engine = EngineClient(self._engine_start(), runs)
         engine.start()
-        tasks = [
-            loop.create_task(self._load(desk, runs, engine)),
-            loop.create_task(self._sweep()),
-            loop.create_task(self._watch(runs)),
-        ]
+        vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._watch(runs))
+        tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
             return await self._serve_http(desk, runs)
         finally:
@@ -120,6 +117,16 @@ class _Server:
             await engine.stop()
             self._journal.append([events.Fact(events.ServerStopped())])
 
+    def _write_start(self) -> None:
+        """The first fact. Raises JournalFault: a journal that cannot be written takes no requests, so say it now."""
+        started = events.ServerStarted(version=version(), pid=os.getpid())
+        try:
+            self._journal.append([events.Fact(started)]).result()
+        except errors.JournalUnavailable as fault:
+            reason = fault.message.removesuffix(".")
+            step = "check the disk and its free space, and start again"
+            raise errors.JournalFault(f"{self._journal.path}: {reason}; {step}") from None
+
     def _signalled(self) -> None:
         """The first signal asks for an orderly end, a second one for a quick one."""
         (self._hurry if self._stop.is_set() else self._stop).set()
@@ -128,6 +135,7 @@ class _Server:
         import uvicorn
 
         from zjournal.api.app import create_app
+        from zjournal.api.intake import BoundedProtocol
 
         class Quiet(uvicorn.Server):
             """Leaves the signals to us: uvicorn would close the port before the drain."""
@@ -144,6 +152,7 @@ class _Server:
             log_config=None,
             access_log=False,
             lifespan="on",
+            http=BoundedProtocol,
             timeout_graceful_shutdown=int(LAST_RESPONSE_GRACE_S),
             ws="none",
             server_header=False,
@@ -151,7 +160,7 @@ class _Server:
         server = Quiet(settings)
         serving = asyncio.create_task(server.serve(sockets=[self._listening]))
         host, port = self._listening.getsockname()[:2]
-        log.info("listening on http://%s:%d", host, port)
+        log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -159,8 +168,8 @@ class _Server:
         stopping.cancel()
         server.should_exit = True
         await serving
-        if self._broken is not None:
-            raise errors.EngineStartFault(self._broken.message)
+        if self._fault is not None:
+            raise self._fault
         return 0
 
     async def _drain(self, desk: Desk, runs: Runs) -> None:
@@ -176,8 +185,25 @@ class _Server:
         if not done or self._hurry.is_set():
             log.warning("giving up the responses that still run")
             runs.cancel_all()
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(desk.wait_idle(), LAST_RESPONSE_GRACE_S)
+            except TimeoutError:  # the engine does not answer; the clients shall have an end all the same
+                runs.give_up()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(desk.wait_idle(), LAST_RESPONSE_GRACE_S)
+
+    async def _live(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a task that the server cannot do without: a fault in it ends the server instead of getting lost."""
+        try:
+            await work
+        except errors.Fault as fault:
+            self._fault = fault
+        except Exception as error:
+            log.exception("a task that the server needs has failed")
+            self._fault = errors.Fault(f"the server has failed ({type(error).__name__}: {error})")
+            self._hurry.set()  # what runs may wait for the task for ever
+        if self._fault is not None:
+            self._stop.set()
 
     async def _load(self, desk: Desk, runs: Runs, engine: EngineClient) -> None:
         """Loads the model's API side (tokenizer, template) beside the engine's load."""
@@ -188,8 +214,8 @@ class _Server:
     async def _watch(self, runs: Runs) -> None:
         """Ends the server when the engine says that the model cannot be loaded: better now than at each request."""
         await runs.broke.wait()
-        self._broken = runs.broken
-        self._stop.set()
+        assert runs.broken is not None
+        raise errors.EngineStartFault(runs.broken.message)
 
     async def _sweep(self) -> None:
         """Erases what is due: deleted turns, and unstored ones that are older than their retention."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import smollm2
 from zjournal import ask
+from zjournal.checkpoint.tokenizer import Encoded, Tokenizer
 from zjournal.dialects.chatml import ChatML
 from zjournal.dialects.prompt import Prompt, assemble
+from zjournal.errors import ContextTooLong
 from zjournal.link.wire import pack_ids, unpack_ids
 
 ABSENT = "\x04\x06\x13\x14\x16\x1d"  # without a token in this vocabulary
@@ -111,3 +114,27 @@ def test_a_text_is_found_at_its_path(text):
     prompt = build(request((ask.Message("user", (ask.Text(text, "here"),)),)))
     tokens = [i for span in prompt.spans if span.path == "here" for i in prompt.ids[span.start : span.end]]
     assert text.encode() in b"".join(map(smollm2.tokenizer().token_bytes, tokens))
+
+
+@given(ITEMS, st.integers(0, 200))
+def test_a_limit_refuses_only_what_is_longer(items: tuple[ask.Item, ...], limit: int) -> None:
+    whole = build(request(items))
+    try:
+        bounded = assemble(request(items), smollm2.template(), smollm2.tokenizer(), ChatML(), limit)
+    except ContextTooLong:
+        assert len(whole.ids) > limit
+    else:
+        assert bounded == whole
+
+
+def test_a_prompt_far_over_the_limit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = Tokenizer.encode_with_offsets
+
+    def short(self: Tokenizer, text: str) -> Encoded:
+        assert len(text) < 1_000, "it must not come to that"
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode_with_offsets", short)
+    items = (ask.Message("user", (ask.Text("word " * 1_000_000, "input"),)),)
+    with pytest.raises(ContextTooLong, match="more than the 8192 tokens"):
+        assemble(request(items), smollm2.template(), smollm2.tokenizer(), ChatML(), 8192)

@@ -20,6 +20,17 @@ ENVIRON = {"HOME": "/home/ada"}
 KEY = "correct-horse-battery"
 
 
+def test_without_a_home_nothing_is_made_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run us as a user that no one has written down."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    settled = load({}, {}, Path("/nowhere"))
+    assert settled.data_dir == Path("/nonexistent/.local/share/zjournal")
+
+
+def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert read_api_keys(_key_file(tmp_path, f"\ufefflaptop:{KEY}\n")).name_of(KEY) == "laptop"
+
+
 def test_defaults_follow_xdg() -> None:
     settled = load({}, ENVIRON, Path("/nowhere"))
     assert settled.data_dir == Path("/home/ada/.local/share/zjournal")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from litestar import Litestar, Request, delete, get, post
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 from litestar.response import Response
 from litestar.types import ASGIApp
 
@@ -82,7 +82,7 @@ def create_app(desk: Desk, *, host: str, port: int, body_max: int) -> ASGIApp:
 @post("/v1/chat/completions")
 async def chat_create(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
-    raw = await request.body()
+    raw = await _body(request)
     ask = chat.decode(raw, request.headers)
     turn = await desk.submit(ask, raw, tenant, chat.ENCODER_VERSION)
     if ask.stream:
@@ -97,7 +97,7 @@ async def chat_create(request: Request) -> ASGIApp:
 @post("/v1/responses")
 async def responses_create(request: Request) -> ASGIApp:
     desk, tenant = _enter(request)
-    raw = await request.body()
+    raw = await _body(request)
     ask: Ask = responses.decode(raw, request.headers)
     turn = await desk.submit(ask, raw, tenant, responses.ENCODER_VERSION)
     if ask.stream:
@@ -177,6 +177,14 @@ def _enter(request: Request) -> tuple[Desk, str]:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""
     return desk, desk.tenant_of(bearer or request.headers.get("x-api-key") or None)
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body. Raises ClientGone; a body over the limit is refused as it is read."""
+    try:
+        return await request.body()
+    except InternalServerException:  # Litestar's word for a client that left before its body was whole
+        raise ClientGone from None
 
 
 async def _recorded(desk: Desk, response_id: str, tenant: str) -> Turn:

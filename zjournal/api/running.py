@@ -1,7 +1,8 @@
 """The running responses: what the engine says of them becomes facts, and followers hear of it.
 
 The order is the promise: tokens are journaled in batches beside the stream, and the end of a response is
-durable before anyone is told. All methods run on the event loop.
+durable before anyone is told. Where the journal cannot be written, the response fails, its client is told so, and
+its last facts are owed: they are written as soon as the journal takes them. All methods run on the event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import Future
 from zjournal import ask, errors
 from zjournal.api.metrics import Metrics
 from zjournal.journal import events, retention
-from zjournal.journal.log import Journal
+from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
@@ -24,6 +25,7 @@ from zjournal.sessions.served import Served
 
 FLUSH_TOKENS = 64  # promise 3
 FLUSH_S = 0.05
+OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
 
@@ -47,6 +49,9 @@ class Running:
         self.flushed = 0  # tokens handed to the journal
         self.timer: asyncio.TimerHandle | None = None
         self.ending = False
+        self.lost = False  # a fact of it could not be written
+        self.matched: events.CacheMatched | None = None  # while it is not durable
+        self.last: Future | None = None  # the append before the next one
 
     @property
     def usage(self) -> ask.Usage:
@@ -61,19 +66,23 @@ class Runs:
         self._metrics = metrics
         self._unstored_retention_s = unstored_retention_s
         self._running: dict[str, Running] = {}
+        self._owed: dict[str, Running] = {}  # ended and told so; the journal does not know their end yet
         self._served: Served | None = None
         self._engine: EngineClient | None = None
-        self.ready: wire.Ready | None = None
+        self._coming: tuple[wire.Ready, int] | None = None  # the engine that is up, and its pid
+        self.ready: wire.Ready | None = None  # what it said, once its start is durable
         self.progress = 0.0
         self.broken: wire.Broken | None = None
         self.broke = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
+        journal.tenant(SERVER_TENANT)  # made here, so that it is known wherever a start is journaled
 
     def serve(self, served: Served, engine: EngineClient) -> None:
         """Sets the model's API side and the engine."""
         self._served = served
         self._engine = engine
+        self._record_start()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -82,8 +91,8 @@ class Runs:
         return response in self._running
 
     def tail(self, response: str) -> Tail | None:
-        """The growing tail of a running response."""
-        running = self._running.get(response)
+        """The tail of a response whose facts are not all durable: it is running, or its end is owed."""
+        running = self._running.get(response) or self._owed.get(response)
         return running.tail if running else None
 
     def reader(self, stop: tuple[str, ...]) -> Reader:
@@ -91,8 +100,8 @@ class Runs:
         assert self._served is not None
         return reader(self._served.tokenizer, self._served.dialect, self._served.end_tokens, stop)
 
-    def begin(self, accepted: events.RequestAccepted, prompt: int, stop: tuple[str, ...], ask: wire.Generate) -> None:
-        """Starts a response whose acceptance is durable."""
+    def begin(self, accepted: events.RequestAccepted, prompt: int, stop: tuple[str, ...], ask: wire.Generate) -> Tail:
+        """Starts a response whose acceptance is durable; returns what followers read."""
         running = Running(accepted, prompt, stop)
         self._running[accepted.response] = running
         self._metrics.running(len(self._running))
@@ -101,6 +110,7 @@ class Runs:
             self._fail(running, "engine_error", "The engine stopped before the request began.")
         else:
             self._engine.generate(ask)
+        return running.tail
 
     def cancel(self, response: str) -> None:
         """Gives up a response; what is not running is ignored."""
@@ -112,33 +122,66 @@ class Runs:
         for response in list(self._running):
             self.cancel(response)
 
+    def give_up(self) -> None:
+        """Ends whatever still runs without waiting for the engine, which did not answer."""
+        for running in list(self._running.values()):
+            self._fail(running, errors.Unavailable.code, "The server stopped before this response was finished.")
+
     # --- what the engine says ---------------------------------------------------------------------------
 
     def engine_loading(self, progress: float) -> None:
         self.progress = progress
 
     def engine_ready(self, ready: wire.Ready, pid: int) -> None:
-        self.ready = ready
-        started = events.EngineStarted(
-            pid=pid,
-            model=self._served.id if self._served else "",
-            fingerprint=ready.fingerprint,
-            kernels=ready.kernels,
-            context=ready.context,
-            kv_tokens=ready.kv_tokens,
-        )
-        self._journal.append([events.Fact(started)])
+        self._coming = ready, pid
+        self._record_start()
         log.info(
             "engine ready: pid %d, %s, context %d, KV %d tokens", pid, ready.kernels, ready.context, ready.kv_tokens
         )
 
+    def _record_start(self) -> None:
+        """Journals the start of the engine, once the tokenizer is known as well; then requests may come.
+
+        So whatever was rendered can be read with what the last start before it names.
+        """
+        coming, served = self._coming, self._served
+        if coming is None or served is None:
+            return
+        ready, pid = coming
+        vocabulary, template = served.vocabulary, served.template.source.encode()
+        started = events.EngineStarted(
+            tenant=SERVER_TENANT,
+            pid=pid,
+            model=served.id,
+            fingerprint=ready.fingerprint,
+            kernels=ready.kernels,
+            context=ready.context,
+            kv_tokens=ready.kv_tokens,
+            vocabulary=self._journal.digest(SERVER_TENANT, vocabulary),
+            template=self._journal.digest(SERVER_TENANT, template),
+        )
+
+        def durable() -> None:
+            if self._coming is coming:  # else it has died meanwhile
+                self.ready = ready
+
+        def again() -> None:
+            if self._coming is coming:
+                self._record_start()
+
+        def refused(fault: errors.Fault) -> None:
+            log.error("the start of the engine could not be journaled: %s", fault.message)
+            asyncio.get_running_loop().call_later(OWED_RETRY_S, again)
+
+        self._when_durable([events.Fact(started, contents=(vocabulary, template))], durable, refused)
+
     def engine_broken(self, broken: wire.Broken) -> None:
         self.broken = broken
-        self.ready = None
+        self.ready = self._coming = None
         self.broke.set()
 
     def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None:
-        self.ready = None
+        self.ready = self._coming = None
         self.progress = 0.0
         self._journal.append([events.Fact(events.EngineCrashed(pid=pid, status=status, running=running))])
         self._metrics.engine_crashed()
@@ -185,14 +228,18 @@ class Runs:
     def _matched(self, running: Running, message: wire.Matched) -> None:
         running.cached = message.cached
         running.tail.progress = ask.Progress(message.cached, message.prompt)
-        matched = events.CacheMatched(
+        running.matched = events.CacheMatched(
             tenant=running.accepted.tenant,
             response=message.request,
             tier=message.tier,
             cached=message.cached,
             prompt=message.prompt,
         )
-        self._journal.append([events.Fact(matched)])
+
+        def durable() -> None:
+            running.matched = None
+
+        self._record(running, [events.Fact(running.matched)], durable)
         self._metrics.matched(message.cached, message.prompt - message.cached)
         running.tail.wake()
 
@@ -237,7 +284,7 @@ class Runs:
             running.tail.durable = max(running.tail.durable, upto)
             running.tail.wake()
 
-        self._when_durable(facts, durable, lambda fault: self._journal_failed(running, fault))
+        self._record(running, facts, durable)
 
     def _finish(self, running: Running, message: wire.Finished) -> None:
         accepted = running.accepted
@@ -268,11 +315,12 @@ class Runs:
             return
         running.ending = True
         facts = [*self._take_unflushed(running), events.Fact(event)]
-        self._when_durable(
-            facts,
-            lambda: self._ended(running, end),
-            lambda fault: self._ended(running, ask.Broke(fault.code, fault.message, running.usage)),
-        )
+
+        def durable() -> None:
+            self._ended(running, end)
+            self._erase_unkept(running)
+
+        self._record(running, facts, durable)
 
     def _ended(self, running: Running, end: ask.Ended | ask.Broke) -> None:
         running.tail.durable = len(running.tail.ids)
@@ -283,21 +331,68 @@ class Runs:
         running.tail.wake()
         if not self._running:
             self.idle.set()
+
+    def _erase_unkept(self, running: Running) -> None:
+        """An unstored response goes at once where none is retained; its end must be durable."""
         if not running.accepted.stored and self._unstored_retention_s == 0:
             retention.erase(self._journal, running.accepted.response, retention.CAUSE_UNSTORED)
 
+    # --- what the journal says --------------------------------------------------------------------------
+
+    def _record(self, running: Running, facts: list[events.Fact], durable: Callable[[], None]) -> None:
+        """Appends facts of one response; none is written after one that was lost."""
+        running.last = self._when_durable(
+            facts, durable, lambda fault: self._journal_failed(running, fault), running.last
+        )
+
     def _journal_failed(self, running: Running, fault: errors.Fault) -> None:
         """Facts of this response could not be written: it must not go on as if they had been."""
-        log.error("%s: the journal failed: %s", running.accepted.response, fault.message)
-        self.cancel(running.accepted.response)
-        if not running.ending:
-            running.ending = True
-            self._ended(running, ask.Broke(fault.code, fault.message, running.usage))
+        if running.lost:
+            return
+        running.lost = running.ending = True
+        response = running.accepted.response
+        log.error("%s: the journal failed: %s", response, fault.message)
+        self.cancel(response)
+        end = ask.Broke(fault.code, fault.message, running.usage)
+        # What is durable now stays so, and no more will be: the facts that are owed begin there.
+        owed = self._owed_facts(running, end)
+        self._owed[response] = running
+        self._ended(running, end)
+        self._settle_later(response, owed)
+
+    def _owed_facts(self, running: Running, end: ask.Broke) -> list[events.Fact]:
+        """What is missing in the journal for it to tell of this response what its client was told."""
+        tenant, response = running.accepted.tenant, running.accepted.response
+        facts = [] if running.matched is None else [events.Fact(running.matched)]
+        durable = running.tail.durable
+        ids = running.tail.ids[durable:]
+        if ids:
+            sampled = events.TokensSampled(tenant=tenant, response=response, position=durable, count=len(ids))
+            facts.append(events.Fact(sampled, payload=wire.pack_ids(ids)))
+        failed = events.ResponseFailed(tenant=tenant, response=response, code=end.code, message=end.message)
+        return [*facts, events.Fact(failed)]
+
+    def _settle_later(self, response: str, owed: list[events.Fact]) -> None:
+        """Offers owed facts to the journal until it takes them. A restart before that ends the response as well."""
+        running = self._owed[response]
+
+        def settled() -> None:
+            del self._owed[response]
+            self._erase_unkept(running)
+
+        def offer() -> None:
+            self._when_durable(owed, settled, lambda fault: self._settle_later(response, owed))
+
+        asyncio.get_running_loop().call_later(OWED_RETRY_S, offer)
 
     def _when_durable(
-        self, facts: list[events.Fact], then: Callable[[], None], otherwise: Callable[[errors.Fault], None]
-    ) -> None:
-        """Appends, and calls back on the event loop after the commit, or with the fault."""
+        self,
+        facts: list[events.Fact],
+        then: Callable[[], None],
+        otherwise: Callable[[errors.Fault], None],
+        after: Future | None = None,
+    ) -> Future:
+        """Appends, and calls back on the event loop after the commit, or with the fault. `after` as in the journal."""
         loop = asyncio.get_running_loop()
 
         def done(future: Future) -> None:
@@ -309,4 +404,6 @@ class Runs:
             else:
                 loop.call_soon_threadsafe(otherwise, errors.JournalUnavailable(str(error)))
 
-        self._journal.append(facts).add_done_callback(done)
+        future = self._journal.append(facts, after=after)
+        future.add_done_callback(done)
+        return future

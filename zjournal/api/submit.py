@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
@@ -20,13 +21,18 @@ from zjournal.api.running import Runs
 from zjournal.config import ApiKeys
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
-from zjournal.journal.log import Journal
+from zjournal.journal.log import SERVER_TENANT, Journal
+from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import chain, identity
-from zjournal.sessions.follow import follow, recorded_tail
+from zjournal.sessions.follow import Tail, follow, foreign_reader, recorded_tail, without_end
+from zjournal.sessions.makers import Makers
 from zjournal.sessions.served import Served
+from zjournal.sessions.vocabulary import Vocabulary
 
 QUEUE_ASKS_MAX = 256  # accepted and not ended
+PLACING_TRIES_MAX = 3
+OPENED_MAX = 4096  # sessions opened lately that are remembered
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
 LOCAL = "local"
@@ -41,6 +47,8 @@ class Turn(msgspec.Struct, frozen=True):
     raw: bytes  # the body as received
     stored: bool
     tenant: str
+    tail: Tail | None = None  # while it runs, and for who submitted it: its content may be erased at its end
+    earlier: Vocabulary | None = None  # of the model that made it, where that is not today's
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -68,7 +76,10 @@ class Desk:
         self._queue_max = queue_max
         self._served: Served | None = None
         self._chains: chain.Chains | None = None
-        self._opened: dict[bytes, str] = {}  # sessions that this process opened, by the client's name for them
+        self._makers = Makers(journal)
+        self._vocabulary = b""  # digest of today's
+        # Sessions opened lately and what writes that down, by the client's name for them.
+        self._opened: OrderedDict[bytes, tuple[str, Future]] = OrderedDict()
         self._draining = False
         self._submitting = 0
         # One thread renders: tokenizer and chain caches have one user at a time.
@@ -79,8 +90,15 @@ class Desk:
     def serve(self, served: Served) -> None:
         """Sets the model's API side. Until then requests are refused as loading."""
         self._served = served
+        self._vocabulary = self._journal.digest(SERVER_TENANT, served.vocabulary)
         self._chains = chain.Chains(
-            self._journal, self._journal.secret, served.tokenizer, served.dialect, served.end_tokens
+            self._journal,
+            self._journal.secret,
+            self._makers,
+            self._vocabulary,
+            served.tokenizer,
+            served.dialect,
+            served.end_tokens,
         )
 
     def drain(self) -> None:
@@ -140,7 +158,12 @@ class Desk:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._submitting += 1
         try:
-            return await self._accept(request, raw, tenant, encoder, served, ready)
+            for _ in range(PLACING_TRIES_MAX):
+                try:
+                    return await self._accept(request, raw, tenant, encoder, served, ready)
+                except ParentErased:
+                    continue  # it was deleted after it had been found; now it is not found any more
+            raise errors.Unavailable("The conversation is being deleted while it is continued.")
         finally:
             self._submitting -= 1
 
@@ -148,10 +171,17 @@ class Desk:
         """The steps of a response from its beginning; waits for those of a running one."""
         if self._served is None:
             raise errors.Unavailable("The model is loading.")
-        tail = self._runs.tail(turn.response)
+        tail = turn.tail
         if tail is None:
             tail = recorded_tail(await asyncio.to_thread(self._journal.read_response, turn.response))
-        async for step in follow(tail, self._runs.reader(chain.stop_strings(turn.raw))):
+            if tail.end is None:
+                raise errors.Unavailable("The end of this response is not written down yet.")
+        stop = chain.stop_strings(turn.raw)
+        if turn.earlier is not None:
+            tail, reader = without_end(tail), foreign_reader(turn.earlier, self._served.dialect, stop)
+        else:
+            reader = self._runs.reader(stop)
+        async for step in follow(tail, reader):
             yield step
 
     def running(self, turn: Turn) -> bool:
@@ -160,17 +190,30 @@ class Desk:
 
     async def recorded(self, response: str, tenant: str) -> Turn:
         """A stored response of this tenant. Raises NotFound for any other."""
-        row = await asyncio.to_thread(self._journal.turn, response)
-        if row is None or not chain.visible(row, tenant):
-            raise errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
-        raw = await asyncio.to_thread(self._raw, row)
-        model = self._served.id if self._served is not None else row.model
-        return Turn(response, row.created, model, raw, True, tenant)
+        row, raw = await asyncio.to_thread(self._visible, response, tenant)
+        tail = self._runs.tail(response)
+        maker = None if tail is not None else await asyncio.to_thread(self._makers.of, row)
+        earlier = None
+        if maker is not None and self._vocabulary and maker.vocabulary != self._vocabulary:
+            earlier = await asyncio.to_thread(self._makers.vocabulary, maker)
+        model = maker.model if maker is not None else self._served.id if self._served is not None else row.model
+        return Turn(response, row.created, model, raw, True, tenant, tail, earlier)
 
-    def _raw(self, row: projections.Turn) -> bytes:
+    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, bytes]:
+        """The row and the request body of a turn that this tenant may see. Raises NotFound."""
+        missing = errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
+        row = self._journal.turn(response)
+        if row is None or not chain.visible(row, tenant):
+            raise missing
         (accepted,) = self._journal.read(after=row.accepted_seq - 1, limit=1)
         assert isinstance(accepted.event, events.RequestAccepted), accepted
-        return self._journal.content(row.tenant, accepted.event.raw)
+        try:
+            return row, self._journal.content(row.tenant, accepted.event.raw)
+        except errors.JournalFault:
+            now = self._journal.turn(response)
+            if now is None or not chain.visible(now, tenant):  # it was deleted between the two reads
+                raise missing from None
+            raise
 
     async def delete(self, response: str, tenant: str) -> None:
         """Deletes a stored response: its id is gone at once, its content unless a living turn needs it."""
@@ -206,15 +249,24 @@ class Desk:
     ) -> Turn:
         response = identity.response_id(request.protocol, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
-        place, prompt = await loop.run_in_executor(self._renderer, self._render, request, tenant, served)
+        limit = min(ready.context, ready.kv_tokens)
+        place, prompt = await loop.run_in_executor(self._renderer, self._render, request, tenant, served, limit)
+        _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         max_tokens = _output_limit(request, len(prompt.ids), ready)
-        facts, accepted = self._facts(request, raw, tenant, encoder, response, place, prompt, max_tokens)
+        session, opened = self._session(place)
+        facts, accepted = self._facts(
+            request, raw, tenant, encoder, response, place, prompt, max_tokens, session, ready
+        )
+        if opened is None and not place.session:
+            facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
+        written = self._journal.append(facts, after=opened)
+        self._remember_session(place.session_key, session, written)
         try:
-            await asyncio.shield(asyncio.wrap_future(self._journal.append(facts)))
+            await asyncio.shield(asyncio.wrap_future(written))
         except asyncio.CancelledError:
-            self._abandon(accepted)
+            self._abandon(accepted, written)
             raise
-        self._runs.begin(
+        tail = self._runs.begin(
             accepted,
             len(prompt.ids),
             request.stop,
@@ -228,13 +280,32 @@ class Desk:
                 stop=tuple(text.encode() for text in request.stop),
             ),
         )
-        return Turn(response, accepted.created, served.id, raw, request.store, tenant)
+        return Turn(response, accepted.created, served.id, raw, request.store, tenant, tail)
 
-    def _render(self, request: ask.Ask, tenant: str, served: Served) -> tuple[chain.Place, Prompt]:
+    def _render(self, request: ask.Ask, tenant: str, served: Served, limit: int) -> tuple[chain.Place, Prompt]:
         assert self._chains is not None
         place = self._chains.place(request, tenant)
         whole = msgspec.structs.replace(request, items=place.items)
-        return place, assemble(whole, served.template, served.tokenizer, served.dialect)
+        try:
+            return place, assemble(whole, served.template, served.tokenizer, served.dialect, limit)
+        except errors.ContextTooLong as fault:
+            raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
+
+    def _session(self, place: chain.Place) -> tuple[str, Future | None]:
+        """The id of a request's session, and the append that opens it if the journal did not have it yet."""
+        if place.session:
+            return place.session, None
+        # The request of the same client that came just before may not have been committed when this one was placed.
+        session, written = self._opened.get(place.session_key, ("", None))
+        if written is not None and not (written.done() and written.exception()):
+            return session, written
+        return identity.session_id(secrets.token_bytes(8)), None
+
+    def _remember_session(self, key: bytes, session: str, written: Future) -> None:
+        if key and self._opened.get(key, ("", None))[0] != session:
+            self._opened[key] = (session, written)
+            if len(self._opened) > OPENED_MAX:
+                self._opened.popitem(last=False)
 
     def _facts(
         self,
@@ -246,19 +317,14 @@ class Desk:
         place: chain.Place,
         prompt: Prompt,
         max_tokens: int,
+        session: str,
+        ready: wire.Ready,
     ) -> tuple[list[events.Fact], events.RequestAccepted]:
-        """The transaction that accepts a request."""
-        ready = self._runs.ready
-        assert self._served is not None and ready is not None
+        """The facts that accept a request."""
+        assert self._served is not None
         items = chain.encode_items(request.items)
         tokens = wire.pack_ids(prompt.ids)
         spans = msgspec.msgpack.encode(prompt.spans)
-        session = place.session or self._opened.get(place.session_key, "")
-        opening = not session
-        if opening:
-            session = identity.session_id(secrets.token_bytes(8))
-            if place.session_key:  # the same client's next request may be here before this one is committed
-                self._opened[place.session_key] = session
         seed = request.sampling.seed
         accepted = events.RequestAccepted(
             tenant=tenant,
@@ -291,13 +357,9 @@ class Desk:
             tokens=self._journal.digest(tenant, tokens),
             spans=self._journal.digest(tenant, spans),
         )
-        facts = [events.Fact(accepted, contents=(raw, items)), events.Fact(rendered, contents=(tokens, spans))]
-        if opening:
-            opened = events.SessionOpened(tenant=tenant, session=session, key=place.session_key)
-            facts.insert(0, events.Fact(opened))
-        return facts, accepted
+        return [events.Fact(accepted, contents=(raw, items)), events.Fact(rendered, contents=(tokens, spans))], accepted
 
-    def _abandon(self, accepted: events.RequestAccepted) -> None:
+    def _abandon(self, accepted: events.RequestAccepted, written: Future) -> None:
         """The client left while its request was being written down: it ends without having begun."""
         ended = events.ResponseFinished(
             tenant=accepted.tenant,
@@ -308,12 +370,17 @@ class Desk:
             prefill_us=0,
             decode_us=0,
         )
-        self._journal.append([events.Fact(ended)])
+        self._journal.append([events.Fact(ended)], after=written)
+
+
+def _prompt_field(request: ask.Ask) -> str:
+    """Where the prompt stands in the client's body."""
+    return "messages" if request.protocol == "chat" else "input"
 
 
 def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
     """How many tokens may be sampled: what was asked, else what fits. Raises ContextTooLong; never cuts."""
-    field = "messages" if request.protocol == "chat" else "input"
+    field = _prompt_field(request)
     limit = min(ready.context, ready.kv_tokens)
     if prompt + 1 > limit:
         raise errors.ContextTooLong(

@@ -77,6 +77,8 @@ class Tokenizer:
         self.special_texts = {role: tokens[i] for role, i in specials.items() if 0 <= i < len(tokens)}
         self._pieces = _pieces(tokens, kinds, merges, pre)
         self._bytes, self._starts = _token_bytes(tokens, self._literals)
+        lengths = (self._starts[i + 1] - self._starts[i] for i in range(len(tokens)) if i not in self._literals)
+        self.longest = max(lengths, default=1)  # bytes of the longest token: n bytes of text are n / longest or more
         self._cache: OrderedDict[str, Encoded] = OrderedDict()
         self._cached_tokens = 0
         self._lock = threading.Lock()

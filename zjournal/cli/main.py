@@ -54,6 +54,7 @@ app.command("demo")(demo.demo)
 _sessions = _group("Sessions in the journal.")
 _sessions.command("list")(sessions.list_sessions)
 _sessions.command("show")(sessions.show_session)
+_sessions.command("diff")(sessions.diff_sessions)
 app.add_typer(_sessions, name="sessions")
 
 _journal = _group("The journal itself.")

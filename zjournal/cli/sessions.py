@@ -8,7 +8,7 @@ import typer
 
 from zjournal.cli import options
 from zjournal.config import Config
-from zjournal.errors import NotFound
+from zjournal.errors import Fault, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 PAGE = 500
 NAMED_MAX = 10  # as many ids as an error for an ambiguous beginning lists
+CONTEXT_TOKENS = 12  # of `zj sessions diff`
+CONTEXT_MAX = 10_000
+DIFF_FAILED = 2  # 1 says that the prompts fork
 
 
 @options.with_config("data_dir")
@@ -55,6 +58,93 @@ def show_session(
 
     title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {session.tenant}"
     view.tree(title, [(turn.response, turn.parent or None, _label(turn)) for turn in turns])
+
+
+@options.with_config("data_dir")
+def diff_sessions(
+    config: Config,
+    a: Annotated[str, typer.Argument(help="Id of a session (its newest turn) or of a response, or its beginning.")],
+    b: Annotated[
+        str | None, typer.Argument(help="The one to compare with; without it, A is compared with its parent.")
+    ] = None,
+    turn: Annotated[
+        str | None, typer.Option("--turn", metavar="N[:M]", help="The Nth turn of A's session, the Mth of B's.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=0, max=CONTEXT_MAX, metavar="N", help="Tokens shown beside the fork.")
+    ] = CONTEXT_TOKENS,
+    redact: Annotated[bool, typer.Option("--redact", help="Print digests in place of texts.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show where two prompts part and why; exit 0 if B only appends to A, 1 if they fork, 2 on an error."""
+    from zjournal.cli import diff as telling
+    from zjournal.journal.reader import Reader
+    from zjournal.sessions.diff import compare
+    from zjournal.sessions.prompts import Prompts
+
+    try:
+        with Reader.open(config.data_dir) as reader:
+            turns = _pair(reader, a, b, turn)
+            prompts = Prompts(reader)
+            found = compare(prompts.of(turns[0]), prompts.of(turns[1]), context)
+            secret = telling.Secret(reader.secret)
+    except Fault as fault:
+        typer.echo("zj: " + " ".join(fault.message.split()), err=True)
+        raise typer.Exit(DIFF_FAILED) from None
+    if as_json:
+        _print_json(telling.as_json(found, turns, secret, redact))
+    else:
+        typer.echo("\n".join(telling.lines(found, turns, secret, redact)))
+    raise typer.Exit(int(found.forked))
+
+
+def _pair(reader: Reader, a: str, b: str | None, numbers: str | None) -> tuple[Turn, Turn]:
+    """The two turns to compare, the earlier one first where only one was named. Raises NotFound or BadRequest."""
+    if b is None and numbers is None:
+        newer = _find_turn(reader, a)
+        return _before(reader, newer), newer
+    if numbers is None:
+        assert b is not None
+        return _find_turn(reader, a), _find_turn(reader, b)
+    first, _, second = numbers.partition(":")
+    old = _numbered(reader, a, first)
+    return old, _numbered(reader, b or a, second or first)
+
+
+def _numbered(reader: Reader, name: str, number: str) -> Turn:
+    """The turn of this number, from 1, in order of acceptance."""
+    turns = reader.turns(_find(reader, name).session)
+    if not number.isdecimal() or not 1 <= int(number) <= len(turns):
+        raise NotFound(f"there is no turn {number!r} in the session of {name!r}: it has {_count(len(turns), 'turn')}")
+    return turns[int(number) - 1]
+
+
+def _find_turn(reader: Reader, name: str) -> Turn:
+    """The turn that a name means: a response's own, a session's newest that still has its content."""
+    exact = reader.turn(name)
+    session = _find(reader, name)
+    turns = reader.turns(session.session)
+    if exact is not None:
+        return exact
+    if not session.session.startswith(name):
+        named = [turn for turn in turns if turn.response.startswith(name)]
+        if len(named) > 1:
+            found = ", ".join(turn.response for turn in named[:NAMED_MAX])
+            raise NotFound(f"{name!r} is the beginning of several ids: {found}")
+        return named[0]
+    kept = [turn for turn in turns if not turn.erased]
+    if not kept:
+        raise NotFound(f"all turns of {session.session} were erased")
+    return kept[-1]
+
+
+def _before(reader: Reader, newer: Turn) -> Turn:
+    """What a turn is to be compared with: its parent, else the turn before it in its session."""
+    parent = reader.turn(newer.parent) if newer.parent else None
+    earlier = [turn for turn in reader.turns(newer.session) if turn.accepted_seq < newer.accepted_seq]
+    if parent is None and not earlier:
+        raise NotFound(f"{newer.response} is the first turn of its session; name what to compare it with")
+    return parent or earlier[-1]
 
 
 def _all_sessions(reader: Reader) -> Iterator[Session]:

@@ -27,7 +27,7 @@ from zjournal import ask
 from zjournal.checkpoint.template import Spelled, Template
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.dialects.base import Dialect, Piece, parse_json, pieces, tool_value
-from zjournal.errors import BadRequest
+from zjournal.errors import BadRequest, ContextTooLong
 
 OUTPUT_PATH = "response:"  # before the response's id: the path of a spliced output
 _MARKS = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # the private use areas of Unicode
@@ -67,9 +67,13 @@ class _Run(msgspec.Struct, frozen=True):
     output: ask.Output | None = None
 
 
-def assemble(request: ask.Ask, template: Template, tokenizer: Tokenizer, dialect: Dialect) -> Prompt:
+def assemble(
+    request: ask.Ask, template: Template, tokenizer: Tokenizer, dialect: Dialect, limit: int | None = None
+) -> Prompt:
     """The prompt for `request`, whose items are the whole conversation, earlier outputs included.
 
+    A prompt that is sure to have more than `limit` tokens is not encoded, which would take seconds and gigabytes
+    for the largest bodies: ContextTooLong. One that turns out to be longer is returned, so its length can be told.
     Raises BadRequest if the template refuses the conversation, a text is not Unicode, the tools are malformed,
     or a client's text holds a control literal where the template leaves no trace of it.
     """
@@ -93,7 +97,7 @@ def assemble(request: ask.Ask, template: Template, tokenizer: Tokenizer, dialect
         path = next((path for text, path in texts if tokenizer.control_pattern.search(text)), "")
         message = "the text would make a control token, for this model's template leaves no trace of it"
         raise BadRequest(message, param=path or None)
-    return _encode(runs, tokenizer)
+    return _encode(runs, tokenizer, limit)
 
 
 # --- the conversation as messages ---------------------------------------------------------------------
@@ -359,8 +363,9 @@ def _stretch(text: str, opened: Sequence[str]) -> _Run:
 class _Ids:
     """Collects tokens and their spans; the open piece grows until a control token or an output ends it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
         self._tokenizer = tokenizer
+        self._limit = limit
         self.ids: list[int] = []
         self.spans: list[Span] = []
         self._texts: list[tuple[str, str | None]] = []  # None: the template's
@@ -378,7 +383,10 @@ class _Ids:
     def flush(self) -> None:
         """Encodes the open piece. A token that overlaps a client's text counts to it, over two texts to the later."""
         texts, self._texts = self._texts, []
-        encoded = self._tokenizer.encode_with_offsets("".join(text for text, _ in texts))
+        piece = "".join(text for text, _ in texts)
+        if self._limit is not None and len(self.ids) + len(piece) / self._tokenizer.longest > self._limit:
+            raise ContextTooLong(f"The prompt has more than the {self._limit} tokens that the context window holds.")
+        encoded = self._tokenizer.encode_with_offsets(piece)
         found: list[tuple[int, int, str]] = []
         at = 0
         for text, path in texts:
@@ -402,8 +410,8 @@ class _Ids:
         self.spans.append(Span(start, len(self.ids), path))
 
 
-def _encode(runs: Sequence[_Run], tokenizer: Tokenizer) -> Prompt:
-    out = _Ids(tokenizer)
+def _encode(runs: Sequence[_Run], tokenizer: Tokenizer, limit: int | None) -> Prompt:
+    out = _Ids(tokenizer, limit)
     for run in runs:
         if run.output is not None:
             out.tokens(_unpack(run.output.tokens), run.path)

@@ -1,14 +1,15 @@
 """The engine process: `python -m zjournal.engine.worker --fd N`, where N is its end of a socket pair.
 
 One thread owns everything. It waits while there is nothing to do, looks at the socket between two steps, and
-sends all that a step brought in one write. It lives as long as its parent holds the other end: a signal from the
-terminal is for the parent, and when the parent is gone the process leaves at once.
+sends all that a step brought in one write. It lives as long as its parent holds the other end: SIGINT from the
+terminal and SIGTERM from a supervisor are for the parent, and when the parent is gone the process leaves at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -238,6 +239,8 @@ def serve(link: Link) -> int:
         context=runner.context,
         kv_tokens=runner.block_count * BLOCK_TOKENS,
     )
+    gc.collect()
+    gc.freeze()  # what the load left lives as long as the process: no use looking through it between two steps
     link.send([ready])
     log.info("ready in %.2f s: %s, %d blocks", time.monotonic() - begun, runner.kernels, runner.block_count)
     Worker(link, runner, scheduler, lambda: time.monotonic_ns() // 1000).run(early)
@@ -249,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="zjournal.engine.worker", description="The engine process; zj starts it.")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the parent")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they mean the parent, who drains first
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write("zj-engine")
     with socket.socket(fileno=options.fd) as sock:

@@ -14,7 +14,7 @@ import zstandard
 
 from zjournal.errors import JournalFault
 from zjournal.journal import chain
-from zjournal.journal.events import AnyEvent, Fact, PromptRendered, RequestAccepted
+from zjournal.journal.events import AnyEvent, EngineStarted, Fact, PromptRendered, RequestAccepted
 
 CONTENT_BYTES_MAX = 256 << 20
 ZSTD_LEVEL = 3
@@ -27,6 +27,8 @@ def references(event: AnyEvent) -> tuple[bytes, ...]:
             return tuple(digest for digest in (event.raw, event.items) if digest)
         case PromptRendered():
             return tuple(digest for digest in (event.tokens, event.spans) if digest)
+        case EngineStarted():
+            return tuple(digest for digest in (event.vocabulary, event.template) if digest)
         case _:
             return ()
 
@@ -86,7 +88,9 @@ def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> None:
     for digest in digests:
         changed = db.execute("UPDATE content SET refs = refs - 1 WHERE digest = ?", (digest,)).rowcount
         assert changed == 1, "a reference is dropped that was never held"
-    db.executemany("DELETE FROM content WHERE digest = ? AND refs = 0", [(digest,) for digest in set(digests)])
+    db.executemany(
+        "DELETE FROM content WHERE digest = ? AND refs = 0", [(digest,) for digest in dict.fromkeys(digests)]
+    )
 
 
 def fetch(db: sqlite3.Connection, tenant: str, secret: bytes, digest: bytes) -> bytes:

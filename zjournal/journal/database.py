@@ -24,6 +24,7 @@ BUSY_MS = 5_000  # for a foreign writer, such as a shell that someone opened on 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _PART_FILE = "journal.db.new"
+_PART_BYTES = 1 << 20  # of the log, read and written at once
 _TABLES = ("content", "event", "meta", "session", "tenant", "turn")
 
 
@@ -56,12 +57,13 @@ def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_
         check_schema(db, path)
         # Asks for the write lock, so that a read-only file is found now and not by the first request.
         db.execute("BEGIN IMMEDIATE")
+        _restate_log(path)
         db.execute("ROLLBACK")
     except sqlite3.Error as error:
-        db.close()
+        _let_go(db, path)
         raise damage(path, error) from None
     except BaseException:
-        db.close()
+        _let_go(db, path)
         raise
     return db
 
@@ -69,12 +71,11 @@ def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_
 def open_reader(data_dir: Path) -> sqlite3.Connection:
     """A read-only connection, beside a running server or without one. Raises JournalFault."""
     path = data_dir / JOURNAL_FILE
-    if not path.exists():
+    if not _there(path):
         raise fault(path, "there is no journal here", "start a server with this --data-dir first, or name another")
     identify(path, writing=False)
     try:
-        uri = path.absolute().as_uri() + "?mode=ro"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+        db = _connect_reader(path)
     except sqlite3.Error as error:
         raise damage(path, error) from None
     try:
@@ -131,8 +132,11 @@ def fault(path: Path, reason: str, step: str) -> JournalFault:
 def damage(path: Path, error: Exception) -> JournalFault:
     """An error of SQLite at open, as a fault."""
     text = str(error)
+    if "disk I/O error" in text or "disk is full" in text:
+        return fault(path, f"cannot be read or written ({text})", "check the disk and its free space, and try again")
     if "readonly" in text or "unable to open" in text:
-        return fault(path, f"cannot be opened for writing ({text})", "check owner and mode of it and its directory")
+        step = "check owner and mode of it and its directory, and the disk's free space"
+        return fault(path, f"cannot be opened for writing ({text})", step)
     if "locked" in text:
         return fault(path, "is held by another program", "close the program that has it open, and try again")
     return fault(path, f"is damaged ({text})", "run `zj journal verify`, and restore it from a backup")
@@ -188,6 +192,65 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA fullfsync = ON")  # without it macOS only hands the data to the drive
     db.execute("PRAGMA secure_delete = ON")  # erased content is overwritten in the file, not only unlinked
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    uri = path.absolute().as_uri() + "?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+
+
+def _let_go(db: sqlite3.Connection, path: Path) -> None:
+    """Closes without the checkpoint that the last connection would make: a file that is refused stays as it is.
+
+    A log that could not be made durable must not be copied into the database either: what the power then leaves of
+    the two would not fit together. A reader that is open meanwhile stands in the way, and cannot do it itself.
+    """
+    guard = _connect_reader(path)
+    try:
+        guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.Error:
+        pass  # nor can what cannot be read be copied
+    finally:
+        db.close()
+        guard.close()
+
+
+def _restate_log(path: Path) -> None:
+    """Writes the bytes of the write-ahead log again where they stand, and syncs them. Needs the write lock.
+
+    What a process reads there after a crash may be in memory alone: a sync that failed has marked pages as clean that
+    never reached the disk, and no later sync would write them. New commits go behind them, and would be lost with them.
+    """
+    try:
+        descriptor = os.open(path.with_name(path.name + "-wal"), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise fault(path, f"its log cannot be opened ({error.strerror})", "check owner and mode of it") from None
+    try:
+        at = 0
+        while part := os.pread(descriptor, _PART_BYTES, at):
+            at += os.pwrite(descriptor, part, at)
+        os.fsync(descriptor)
+    except OSError as error:
+        raise fault(
+            path, f"its log cannot be written ({error.strerror})", "check the disk and its free space"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _there(path: Path) -> bool:
+    """Whether the file exists. Raises JournalFault if that cannot be known, because its folder is closed to us."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise fault(
+            path, f"cannot be reached ({error.strerror})", "run as its owner, or check the folder's mode"
+        ) from None
+    return True
 
 
 def _private(path: Path) -> None:

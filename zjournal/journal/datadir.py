@@ -6,6 +6,8 @@ behind; the descriptor is close-on-exec, so the engine process does not hold it 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -46,6 +48,27 @@ def prepare(data_dir: Path) -> None:
             step = "choose an empty directory, or run chmod 700 on this one"
             raise _fault(data_dir, "holds other files and is open to other users", step)
         data_dir.chmod(DIR_MODE)
+    if not (data_dir / JOURNAL_FILE).exists():
+        _sync_name(data_dir)
+
+
+def _sync_name(data_dir: Path) -> None:
+    """Makes the directory's name durable, and those of its parents: they may be new, or of a start that was cut off.
+
+    Without that a loss of power could take the whole directory, and every fact that was acknowledged in it.
+    """
+    for folder in data_dir.absolute().parents:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            continue  # not readable to us, so neither was it made by us
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EROFS):  # of file systems that cannot, or need not
+                raise _fault(data_dir, f"cannot be made durable ({error.strerror})", "check the disk") from None
+        finally:
+            os.close(descriptor)
 
 
 class Lock:
@@ -57,7 +80,8 @@ class Lock:
     def release(self) -> None:
         """Gives the directory back. The file stays: unlinking it would let two servers lock two files of one name."""
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):  # the pid is for people; a bad disk must not keep the lock
+                os.ftruncate(self._descriptor, 0)
             # Said, not left to close: a child that is just being spawned still has a copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
@@ -74,7 +98,7 @@ def lock(data_dir: Path) -> Lock:
     """Prepares and locks the directory. Raises DataDirLocked with the owner's pid at once, having changed nothing."""
     path = data_dir / LOCK_FILE
     # An owner is looked for before `prepare`, which may change modes.
-    if path.exists() and not _free(path):
+    if os.path.exists(path) and not _free(path):
         raise _locked(data_dir, path)
     prepare(data_dir)
     try:
@@ -89,16 +113,20 @@ def lock(data_dir: Path) -> Lock:
     if not taken:
         os.close(descriptor)
         raise _locked(data_dir, path)
-    os.fchmod(descriptor, FILE_MODE)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise _fault(path, f"cannot be written ({error.strerror})", "check the disk and its free space") from None
     return Lock(descriptor)
 
 
 def owner(data_dir: Path) -> int | None:
     """The pid of the server that owns the directory now; None if none does. Changes nothing."""
     path = data_dir / LOCK_FILE
-    return None if not path.exists() or _free(path) else _pid(path)
+    return None if not os.path.exists(path) or _free(path) else _pid(path)
 
 
 def _take(descriptor: int, path: Path) -> bool:

@@ -28,7 +28,10 @@ class ServerStopped(Event, frozen=True, kw_only=True, tag="server_stopped.1"):
 
 
 class EngineStarted(Event, frozen=True, kw_only=True, tag="engine_started.1"):
-    """By the API process when the engine is ready. `fingerprint`: model and kernels, as in the namespace."""
+    """By the API process when engine and tokenizer are ready, before any request. `fingerprint`: as in the namespace.
+
+    `vocabulary` and `template` are digests of content of the tenant `server`: with them a journal alone can be read.
+    """
 
     pid: int
     model: str  # display name
@@ -36,6 +39,8 @@ class EngineStarted(Event, frozen=True, kw_only=True, tag="engine_started.1"):
     kernels: str
     context: int
     kv_tokens: int
+    vocabulary: bytes = b""  # the bytes of each token id, packed (docs/journal.md)
+    template: bytes = b""  # the chat template, UTF-8
 
 
 class EngineCrashed(Event, frozen=True, kw_only=True, tag="engine_crashed.1"):

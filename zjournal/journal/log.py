@@ -33,6 +33,8 @@ QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
 HEAD_CHECK_FACTS = 64  # end of the chain that is verified at open
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
+SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
+ORPHANED = "The journal could not be written: facts before these are missing."
 CRASH_MESSAGE = "The server was stopped while this response was running."
 
 T = TypeVar("T")
@@ -46,8 +48,13 @@ def wall_clock_us() -> int:
 
 
 class _Append:
-    def __init__(self, facts: Sequence[Fact], now: int) -> None:
-        self.facts, self.now, self.done = facts, now, Future[int]()
+    def __init__(self, facts: Sequence[Fact], now: int, after: Future | None) -> None:
+        self.facts, self.now, self.after, self.done = facts, now, after, Future[int]()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the append that this one builds on has failed; known once the writer has taken that one."""
+        return self.after is not None and self.after.done() and self.after.exception() is not None
 
 
 class _Run:
@@ -113,15 +120,17 @@ class Journal(Reader):
         """The number of the last committed fact; 0 in an empty journal."""
         return self._head.seq
 
-    def append(self, facts: Sequence[Fact]) -> Future[int]:
+    def append(self, facts: Sequence[Fact], *, after: Future | None = None) -> Future[int]:
         """Appends facts in order, in one transaction. The future gives the last one's number, once it is durable.
 
+        `after` is the future of an earlier append that these facts build on: if that one fails, so does this.
         Never blocks. The future fails with JournalUnavailable when the journal cannot be written (nothing of this
-        call was), with AssertionError or another error when the facts are wrong.
+        call was), with ParentErased for a turn that would continue what is gone, with AssertionError or another
+        error when the facts are wrong.
         """
         assert facts
         assert len(facts) <= QUEUE_FACTS_MAX, len(facts)
-        item = _Append(facts, self._clock())
+        item = _Append(facts, self._clock(), after)
         self._enqueue(item, len(facts))
         return item.done
 
@@ -269,6 +278,13 @@ class Journal(Reader):
         return group
 
     def _commit_appends(self, group: list[_Append]) -> None:
+        for item in group:  # in order, so that what builds on an orphan is one as well
+            if item.orphaned:
+                item.done.set_exception(JournalUnavailable(ORPHANED))
+        group = [item for item in group if not item.done.done()]
+        if not group:
+            return
+
         def work(tx: Transaction) -> list[int]:
             ends = []
             for item in group:
@@ -344,7 +360,7 @@ class Journal(Reader):
         row = tx.db.execute("SELECT id, name, secret FROM tenant WHERE name = ?", (name,)).fetchone()
         if row is not None:
             return Tenant(*row)
-        tenant_id = LOCAL_TENANT if name == LOCAL_TENANT else "t_" + self._entropy(12).hex()
+        tenant_id = name if name in (LOCAL_TENANT, SERVER_TENANT) else "t_" + self._entropy(12).hex()
         tenant = Tenant(tenant_id, name, self._entropy(32))
         seal = chain.tenant_seal(self.secret, tenant.id, tenant.name, tenant.secret)
         values = (tenant.id, tenant.name, tenant.secret, seal)

@@ -17,7 +17,7 @@ import msgspec
 from zjournal.errors import JournalFault
 from zjournal.journal import chain, content, database
 from zjournal.journal.datadir import JOURNAL_FILE
-from zjournal.journal.events import Recorded
+from zjournal.journal.events import EngineStarted, Recorded
 from zjournal.journal.projections import (
     DELETED,
     FAILED,
@@ -138,6 +138,25 @@ class Reader:
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
+
+    def engine_before(self, seq: int) -> EngineStarted | None:
+        """The last EngineStarted before fact `seq`: what the facts of that time were made with. None if there is none.
+
+        Walks back page by page, for facts have no index on their kind.
+        """
+        while seq > 1:
+            low = max(seq - SCAN_FACTS, 1)
+            with self.transaction() as db:
+                row = db.execute(
+                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC LIMIT 1",
+                    (low, seq, chain.TAGS[EngineStarted][0]),
+                ).fetchone()
+            if row is not None:
+                event = self._recorded(row).event
+                assert isinstance(event, EngineStarted), event
+                return event
+            seq = low
+        return None
 
     def _recorded(self, row: tuple) -> Recorded:
         try:

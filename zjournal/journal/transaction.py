@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 
 from zjournal.journal import chain, content
 from zjournal.journal.chain import TAGS, Head
-from zjournal.journal.events import Fact, Recorded, encode_body
+from zjournal.journal.events import Fact, Recorded, RequestAccepted, encode_body
 from zjournal.journal.projections import effects
 
 _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class ParentErased(Exception):
+    """The turn that a request was about to continue was erased before the request was written down."""
 
 
 class Transaction:
@@ -64,12 +68,20 @@ class Transaction:
                 payload = salts[salted : salted + chain.SALT_BYTES] + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
                 salted += chain.SALT_BYTES
+            if isinstance(fact.event, RequestAccepted) and fact.event.parent:
+                self._check_parent(fact.event.parent)
             if fact.contents or content.references(fact.event):
                 content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant))
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
             self._rows.append((seq, time, tag, version, body, payload, payload_sha, previous))
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
         self.head = Head(seq, previous, time)
+
+    def _check_parent(self, parent: str) -> None:
+        """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
+        row = self.db.execute("SELECT erased FROM turn WHERE response = ?", (parent,)).fetchone()
+        if row is not None and row[0]:
+            raise ParentErased(parent)
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""

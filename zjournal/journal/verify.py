@@ -66,7 +66,7 @@ class _Walk:
     def __init__(self, reader: Reader) -> None:
         self.head = chain.genesis(reader.id, reader.secret)
         self.fold = _empty_projections()
-        self.held: dict[str, Counter[bytes]] = {}  # response -> digests its facts hold
+        self.held: dict[str, Counter[bytes]] = {}  # response ("" for facts of none) -> digests its facts hold
         self.gone: dict[int, str] = {}  # seq of a fact without its payload -> response
         self.erased: set[str] = set()
         self.contents = 0

@@ -69,9 +69,11 @@ class EngineClient:
         self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="engine")
 
     def generate(self, message: wire.Generate) -> None:
-        """Asks for a response. Must not be called while no engine is ready."""
+        """Asks for a response, of an engine that has told it is ready.
+
+        If it hung up meanwhile and its end is not known yet, the request is named to the listener with that end.
+        """
         assert message.request not in self._running
-        assert self._writer is not None, "no engine"
         self._running[message.request] = None
         self._send(message)
 
@@ -84,6 +86,11 @@ class EngineClient:
         """Tells the engine that its cache fact is durable. A fact of an engine that died meanwhile is dropped."""
         self._send(wire.Committed(fact))
 
+    async def watch(self) -> None:
+        """Returns once no engine is kept up any more; raises what went wrong in here, for nothing else would tell."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
     async def stop(self) -> None:
         """Ends the child: asks, waits STOP_GRACE_S, then kills."""
         self._stopping = True
@@ -93,6 +100,7 @@ class EngineClient:
                 await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
             except TimeoutError:
                 self._process.kill()
+                await self._process.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -147,11 +155,20 @@ class EngineClient:
         finally:
             self._writer.close()
             self._writer = None
-        status = await self._process.wait()
+        status = await self._ended(self._process)
         if not self._stopping and broken is None:
             running, self._running = tuple(self._running), {}
             self._listener.engine_crashed(self._process.pid, status, running)
         return status, broken
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """The wait status of a child that hung up; one that does not leave by itself is killed."""
+        try:
+            return await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            log.warning("engine %d hung up and does not end; killing it", process.pid)
+            process.kill()
+            return await process.wait()
 
     async def _listen(self, reader: asyncio.StreamReader) -> wire.Broken | None:
         """Passes on what the child says until it hangs up."""

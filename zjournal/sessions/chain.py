@@ -19,10 +19,13 @@ from zjournal.dialects.base import Dialect
 from zjournal.journal import events
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
+from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import follow, identity
+from zjournal.sessions.makers import Makers
 
-TURNS_CACHED_MAX = 4096
+CACHED_BYTES_MAX = 16 << 20  # of texts and token ids of recent turns, about
+TURN_BYTES = 1_000  # of a remembered turn beside its texts and token ids, about
 CHAIN_TURNS_MAX = 10_000
 
 _decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
@@ -46,23 +49,60 @@ class _Known(msgspec.Struct, frozen=True):
     items: tuple[ask.Item, ...]
     output: tuple[ask.Item, ...]
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes to remember this turn."""
+        return TURN_BYTES + sum(_size(item) for item in self.items + self.output)
+
+
+def _size(item: ask.Item) -> int:
+    match item:
+        case ask.Output():
+            return len(item.tokens) + sum(map(_size, item.items))
+        case ask.Call():
+            return len(item.arguments)
+        case _:
+            return sum(len(part.text) for part in item.parts)
+
+
+class _Stops(msgspec.Struct):
+    """The stop strings in a recorded body, whatever else is in it."""
+
+    stop: str | list[str] | None = None
+
+
+_decode_stops = msgspec.json.Decoder(_Stops).decode
+
 
 class Chains:
     """Reads chains from the journal; remembers recent outputs, which never change."""
 
     def __init__(
-        self, journal: Reader, secret: bytes, tokenizer: Tokenizer, dialect: Dialect, end_tokens: frozenset[int]
+        self,
+        journal: Reader,
+        secret: bytes,
+        makers: Makers,
+        vocabulary: bytes,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        end_tokens: frozenset[int],
     ) -> None:
-        """`secret` is the journal's, for digests that nobody can guess back."""
+        """`secret` is the journal's, for digests that nobody can guess back; `vocabulary` the digest of today's."""
         self._journal = journal
         self._secret = secret
+        self._makers = makers
+        self._vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._end_tokens = end_tokens
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known_bytes = 0
 
     def place(self, request: ask.Ask, tenant: str) -> Place:
-        """Resolves a request. Raises PreviousResponseNotFound, or BadRequest for a turn that cannot be continued."""
+        """Resolves a request. Raises PreviousResponseNotFound, or BadRequest for a turn that cannot be continued.
+
+        Raises ParentErased when a turn goes while it is read; the next try does not find it any more.
+        """
         key = self._key(request, tenant)
         start = identity.history_start(self._secret)
         if request.previous is not None:
@@ -83,7 +123,9 @@ class Chains:
 
     def forget(self, response: str) -> None:
         """Drops what is remembered of a response that was deleted."""
-        self._known.pop(response, None)
+        known = self._known.pop(response, None)
+        if known is not None:
+            self._known_bytes -= known.size
 
     def _key(self, request: ask.Ask, tenant: str) -> bytes:
         if request.session_key is None:
@@ -115,9 +157,17 @@ class Chains:
         """What a turn that has ended adds to a conversation."""
         known = self._known.get(turn.response)
         if known is None:
-            known = self._known[turn.response] = self._read(turn)
-            if len(self._known) > TURNS_CACHED_MAX:
-                self._known.popitem(last=False)
+            try:
+                known = self._read(turn)
+            except errors.JournalFault:
+                now = self._journal.turn(turn.response)
+                if now is not None and now.erased:  # since its row was read
+                    raise ParentErased(turn.response) from None
+                raise
+            self._known[turn.response] = known
+            self._known_bytes += known.size
+            while self._known_bytes > CACHED_BYTES_MAX:
+                self.forget(next(iter(self._known)))
         return known
 
     def _read(self, turn: Turn) -> _Known:
@@ -125,12 +175,18 @@ class Chains:
         accepted = records[0].event
         assert isinstance(accepted, events.RequestAccepted), accepted
         items = _decode_items(self._journal.content(turn.tenant, accepted.items))
-        ids = follow.recorded_tail(records).ids
+        tail = follow.recorded_tail(records)
+        ids = tail.ids
         stop = stop_strings(self._journal.content(turn.tenant, accepted.raw)) if accepted.stop else ()
-        text = follow.read_text(ids, follow.reader(self._tokenizer, self._dialect, self._end_tokens, stop))
+        maker = self._makers.of(turn)
+        earlier = None if maker is None or maker.vocabulary == self._vocabulary else self._makers.vocabulary(maker)
+        if earlier is not None:
+            text = follow.read_text(follow.without_end(tail).ids, follow.foreign_reader(earlier, self._dialect, stop))
+        else:
+            text = follow.read_text(ids, follow.reader(self._tokenizer, self._dialect, self._end_tokens, stop))
         message = ask.Message("assistant", (ask.Text(text, f"response[{turn.response}]"),))
-        if turn.reason == "stop_string":
-            # The client saw the text up to the stop string; tokens that spell more than it saw are not history.
+        if turn.reason == "stop_string" or earlier is not None:
+            # After a stop string the tokens spell more than the client saw; an earlier model's mean something else now.
             return _Known(accepted.previous, items, (message,))
         while ids and ids[-1] in self._end_tokens:
             ids.pop()
@@ -166,10 +222,6 @@ def visible(turn: Turn, tenant: str) -> bool:
 
 
 def stop_strings(raw: bytes) -> tuple[str, ...]:
-    """The stop strings of a recorded chat body."""
-
-    class Body(msgspec.Struct):
-        stop: str | list[str] | None = None
-
-    stop = msgspec.json.decode(raw, type=Body).stop
+    """The stop strings of a recorded body."""
+    stop = _decode_stops(raw).stop
     return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zjournal import ask
 from zjournal.checkpoint.stops import StopMatcher
@@ -18,6 +18,7 @@ from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.dialects.base import Dialect, Parser
 from zjournal.journal import events
 from zjournal.link import wire
+from zjournal.sessions.vocabulary import Vocabulary
 
 AHEAD_TOKENS = 64  # promise 3
 
@@ -48,8 +49,10 @@ class Tail:
 class Reader:
     """Token ids of one response to deltas: end tokens dropped, UTF-8 joined, stop strings cut, dialect parsed."""
 
-    def __init__(self, tokenizer: Tokenizer, parser: Parser, end_tokens: frozenset[int], stop: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], parser: Parser, end_tokens: frozenset[int], stop: Sequence[str]
+    ) -> None:
+        self._token_bytes = token_bytes
         self._end_tokens = end_tokens
         self._stops = StopMatcher(tuple(text.encode() for text in stop))
         self._text = _Utf8()
@@ -59,7 +62,7 @@ class Reader:
         """The deltas that one more token completes; often none or one."""
         if token in self._end_tokens:
             return []
-        text = self._text.feed(self._stops.feed(self._tokenizer.token_bytes(token)))
+        text = self._text.feed(self._stops.feed(self._token_bytes(token)))
         return self._parser.feed(text) if text else []
 
     def end(self) -> list[ask.Delta]:
@@ -83,7 +86,12 @@ class _Utf8:
 
 def reader(tokenizer: Tokenizer, dialect: Dialect, end_tokens: frozenset[int], stop: Sequence[str]) -> Reader:
     """A reader for one response."""
-    return Reader(tokenizer, dialect.parser(), end_tokens, stop)
+    return Reader(tokenizer.token_bytes, dialect.parser(), end_tokens, stop)
+
+
+def foreign_reader(vocabulary: Vocabulary, dialect: Dialect, stop: Sequence[str]) -> Reader:
+    """A reader for a response of an earlier model, from whose ids the end token was taken off."""
+    return Reader(vocabulary.token, dialect.parser(), frozenset(), stop)
 
 
 async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
@@ -134,6 +142,14 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
             case events.ResponseFailed(code=code, message=message):
                 tail.end = ask.Broke(code, message, ask.Usage(prompt, cached, output))
     tail.durable = len(tail.ids)
+    return tail
+
+
+def without_end(tail: Tail) -> Tail:
+    """Takes off the end token, by which a recorded response that ended with `stop` was ended."""
+    if isinstance(tail.end, ask.Ended) and tail.end.reason == "stop" and tail.ids:
+        tail.ids.pop()
+        tail.durable = len(tail.ids)
     return tail
 
 

@@ -12,6 +12,7 @@ from zjournal.checkpoint.template import Template
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.dialects.base import Dialect
 from zjournal.dialects.chatml import ChatML
+from zjournal.sessions import vocabulary
 
 SCRIPTED = "scripted:"
 SUPPORTED_ARCHITECTURES = ("llama",)
@@ -64,6 +65,7 @@ class Served:
         self.template = template
         self.dialect: Dialect = ChatML()
         self.end_tokens = frozenset(tokenizer.eos_ids)
+        self.vocabulary = vocabulary.pack(tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
         self._path = str(choice.path)
 
     @classmethod

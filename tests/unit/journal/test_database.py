@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import stat
 import subprocess
@@ -219,3 +220,12 @@ def test_no_question_scans_a_table(data_dir: Path) -> None:
                 for *_, step in db.execute("EXPLAIN QUERY PLAN " + query):
                     whole = step.endswith(("INDEX turn_open", "INDEX turn_deleted"))
                     assert whole or "SCAN" not in step, (query, step)
+
+
+def test_reader_of_a_directory_that_cannot_be_entered(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: object, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(JournalFault, match="cannot be reached"):
+        Reader.open(data_dir)

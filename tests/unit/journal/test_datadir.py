@@ -134,3 +134,12 @@ def test_open_directory_of_ours_is_closed(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(mode=0o755)
     datadir.prepare(tmp_path / "empty")
     assert _mode(tmp_path / "empty") == 0o700
+
+
+def test_a_directory_that_cannot_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: object, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(DataDirFault, match="Permission denied"):
+        datadir.lock(tmp_path / "data")

@@ -1,0 +1,61 @@
+"""The API's handle on the engine, at the moments when the engine is between life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import pytest
+
+from zjournal.link import client, wire
+from zjournal.link.client import EngineClient
+
+
+class Deaf:
+    """A listener that only keeps what it hears of crashes."""
+
+    def engine_loading(self, progress: float) -> None: ...
+
+    def engine_ready(self, ready: wire.Ready, pid: int) -> None: ...
+
+    def engine_broken(self, broken: wire.Broken) -> None: ...
+
+    def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None: ...
+
+    def engine_said(self, message: wire.FromEngine) -> None: ...
+
+
+def test_a_request_in_the_moment_after_the_engine_hung_up_goes_down_with_it() -> None:
+    engine = EngineClient(wire.Start(model="m"), Deaf())
+    sampling = wire.Sampling(0.0, 1.0, 0, 7)
+    engine.generate(
+        wire.Generate(request="r1", tokens=b"", namespace="n", sampling=sampling, max_tokens=1),
+    )
+    assert engine.running == ("r1",), "its crash must name it, or it would run for ever"
+
+
+def test_a_child_that_hung_up_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STOP_GRACE_S", 0.05)
+
+    async def main() -> int:
+        engine = EngineClient(wire.Start(model="m"), Deaf())
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+        return await asyncio.wait_for(engine._ended(child), 10)
+
+    assert asyncio.run(main()) == -signal.SIGKILL
+
+
+def test_what_goes_wrong_while_listening_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: EngineClient) -> tuple[int, None]:
+        raise AssertionError("a message that cannot be")
+
+    monkeypatch.setattr(EngineClient, "_one_life", broken)
+
+    async def main() -> None:
+        engine = EngineClient(wire.Start(model="m"), Deaf())
+        engine.start()
+        await asyncio.wait_for(engine.watch(), 10)
+
+    with pytest.raises(AssertionError, match="cannot be"):
+        asyncio.run(main())

@@ -1,0 +1,50 @@
+"""The packed vocabulary: what goes in comes out, and nothing damaged is believed."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zjournal.errors import JournalFault
+from zjournal.sessions.vocabulary import TOKENS_MAX, Vocabulary, pack
+
+PAGE = (Path(__file__).parents[3] / "docs" / "journal.md").read_text()
+
+
+@given(st.lists(st.binary(max_size=9), max_size=50))
+def test_what_was_packed_is_read(tokens: list[bytes]) -> None:
+    vocabulary = Vocabulary(pack(tokens))
+    assert len(vocabulary) == len(tokens)
+    assert [vocabulary.decode([token]) for token in range(len(tokens))] == tokens
+    assert vocabulary.decode(range(len(tokens))) == b"".join(tokens)
+
+
+def test_the_format_is_the_documented_one() -> None:
+    assert pack([b"a", b"", b"bc"]) == b"zjvocab\0" + struct.pack("<IIIII", 1, 3, 1, 0, 2) + b"abc"
+    assert f"at most {TOKENS_MAX:,} |" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is none"),
+        (b"zjvocab\1" + bytes(8), "is none"),
+        (b"zjvocab\0" + struct.pack("<II", 2, 0), "of version 2"),
+        (b"zjvocab\0" + struct.pack("<II", 1, TOKENS_MAX + 1), "cannot hold"),
+        (b"zjvocab\0" + struct.pack("<II", 1, 2) + bytes(4), "cannot hold 2"),
+        (pack([b"abc"])[:-1], "2 bytes, not 3"),
+        (pack([b"abc"]) + b"d", "4 bytes, not 3"),
+    ],
+)
+def test_what_is_damaged_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(JournalFault, match=said):
+        Vocabulary(data)
+
+
+def test_a_token_beyond_it_is_a_fault() -> None:
+    with pytest.raises(JournalFault, match="token 2, the vocabulary has 2"):
+        Vocabulary(pack([b"a", b"b"])).decode([0, 2])

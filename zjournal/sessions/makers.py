@@ -1,0 +1,40 @@
+"""Which engine made a turn: its model's name and its vocabulary, by the journal alone.
+
+A data directory outlives a model. What an earlier model sampled is read with that model's vocabulary, and is
+told under that model's name.
+"""
+
+from __future__ import annotations
+
+from zjournal.journal.events import EngineStarted
+from zjournal.journal.projections import Turn
+from zjournal.journal.reader import Reader
+from zjournal.sessions import identity
+from zjournal.sessions.vocabulary import Vocabulary
+
+
+class Makers:
+    """Looks up each namespace and each vocabulary once; there are as many as there were models."""
+
+    def __init__(self, journal: Reader) -> None:
+        self._journal = journal
+        self._makers: dict[str, EngineStarted | None] = {}
+        self._vocabularies: dict[bytes, Vocabulary] = {}
+
+    def of(self, turn: Turn) -> EngineStarted | None:
+        """The start of the engine that made the turn; None if the journal does not say so for sure."""
+        if turn.namespace not in self._makers:
+            engine = self._journal.engine_before(turn.accepted_seq)
+            sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == turn.namespace
+            self._makers[turn.namespace] = engine if sure else None
+        return self._makers[turn.namespace]
+
+    def vocabulary(self, maker: EngineStarted | None) -> Vocabulary | None:
+        """What that engine's token ids stand for, if it was recorded. Raises JournalFault if it is damaged."""
+        if maker is None or not maker.vocabulary:
+            return None
+        known = self._vocabularies.get(maker.vocabulary)
+        if known is None:
+            known = Vocabulary(self._journal.content(maker.tenant, maker.vocabulary))
+            self._vocabularies[maker.vocabulary] = known
+        return known
