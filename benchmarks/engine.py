@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from zjournal.checkpoint.locate import locate
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import BLOCK_TOKENS, Slice
