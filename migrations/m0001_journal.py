@@ -1,8 +1,9 @@
 """Step 1: facts, contents, the two projections, tenants and the journal's own identity. docs/journal.md explains them.
 
 `event` has no secondary index on purpose: one halves the rate at which token facts can be appended. `content` is a
-rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree. The projections
-take the sequence number of their first fact as rowid, so that every index ends in journal order without saying so.
+rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree; its rows refer to
+each other by `id`, which VACUUM keeps. The projections take the sequence number of their first fact as rowid, so that
+every index ends in journal order without saying so.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ SCHEMA = (
     """,
     """
     CREATE TABLE content (
-        digest BLOB PRIMARY KEY,
+        id INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
         tenant TEXT NOT NULL,
         size INTEGER NOT NULL,
         refs INTEGER NOT NULL,
+        base INTEGER,
+        depth INTEGER NOT NULL,
         data BLOB NOT NULL
     )
     """,
+    "CREATE INDEX content_base ON content (base) WHERE base IS NOT NULL",
     """
     CREATE TABLE session (
         opened_seq INTEGER PRIMARY KEY,
@@ -88,6 +93,7 @@ SCHEMA = (
         decode_us INTEGER NOT NULL,
         ttft_us INTEGER,
         history BLOB NOT NULL,
+        asked BLOB NOT NULL,
         erased INTEGER NOT NULL,
         code TEXT NOT NULL,
         message TEXT NOT NULL
@@ -96,6 +102,7 @@ SCHEMA = (
     "CREATE INDEX turn_session ON turn (session)",
     "CREATE INDEX turn_parent ON turn (parent) WHERE parent != ''",
     "CREATE INDEX turn_history ON turn (tenant, history) WHERE history != x''",
+    "CREATE INDEX turn_asked ON turn (tenant, asked) WHERE asked != x''",
     "CREATE INDEX turn_open ON turn (accepted_seq) WHERE finished_us IS NULL",
     "CREATE INDEX turn_unstored ON turn (finished_us) WHERE stored = 0 AND erased = 0",
     "CREATE INDEX turn_deleted ON turn (accepted_seq) WHERE status = 'deleted' AND erased = 0",

@@ -98,12 +98,13 @@ class _Server:
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
         from zjournal.api.metrics import Metrics
         from zjournal.api.running import Runs
+        from zjournal.api.recorded import DECODERS
         from zjournal.api.submit import Desk
 
         keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
         runs = Runs(self._journal, metrics, self._config.unstored_retention)
-        desk = Desk(self._journal, runs, metrics, keys)
+        desk = Desk(self._journal, runs, metrics, keys, DECODERS)
         engine = EngineClient(self._engine_start(), runs)
         engine.start()
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._watch(runs))

@@ -59,7 +59,7 @@ class SessionOpened(Event, frozen=True, kw_only=True, tag="session_opened.1"):
 
 
 class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"):
-    """By submit, committed before the engine hears of it. `raw` and `items` are digests of content."""
+    """By submit, committed before the engine hears of it. `record` is the digest of content: body, prompt and spans."""
 
     response: str
     session: str
@@ -71,8 +71,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     stored: bool
     stream: bool
     created: int  # Unix seconds, as told to the client
-    raw: bytes  # the body as received
-    items: bytes  # msgpack of tuple[ask.Item]: this turn's own new items
+    record: bytes  # the body as received, the prompt's tokens and where they came from, packed (docs/journal.md)
     history: bytes = b""  # rolling digest of all items up to here, to find a parent by content
     dialect: str
     encoder: int  # version of the protocol encoder that tells this response
@@ -85,12 +84,10 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
 
 
 class PromptRendered(Event, frozen=True, kw_only=True, tag="prompt_rendered.1"):
-    """By submit, in the same transaction. Digests of content: packed ids, and msgpack spans."""
+    """By submit, in the same transaction. The tokens themselves are in the record of the request."""
 
     response: str
     count: int
-    tokens: bytes
-    spans: bytes
 
 
 class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1"):
@@ -181,11 +178,15 @@ AnyEvent = (
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What is appended: an event, its erasable payload, and the contents it refers to (stored once by digest)."""
+    """What is appended: an event, its erasable payload, and the contents it refers to (stored once by digest).
+
+    `base` is the digest of a content that these repeat most of: a hint for storing them.
+    """
 
     event: AnyEvent
     payload: bytes = b""
     contents: tuple[bytes, ...] = ()
+    base: bytes = b""
 
 
 class Recorded(msgspec.Struct, frozen=True):

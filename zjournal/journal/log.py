@@ -314,6 +314,7 @@ class Journal(Reader):
             item.done.set_exception(error)
             return
         if item.scrub:
+            self._plains.clear()
             self._scrub()
         item.done.set_result(result)
 
@@ -331,7 +332,8 @@ class Journal(Reader):
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
-            tx = Transaction(db, self._head, self._packer, self._secret_of, self._entropy, max(now, self._head.time))
+            now = max(now, self._head.time)
+            tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._entropy, now)
             result = work(tx)
             tx.flush()
             db.execute("COMMIT")

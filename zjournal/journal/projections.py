@@ -62,7 +62,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us: int
     decode_us: int
     ttft_us: int | None  # acceptance to first durable token; once finished, as the engine measured it
-    history: bytes
+    history: bytes  # rolling digest after the output, b"" before
+    asked: bytes  # rolling digest after the request
     erased: bool
     code: str
     message: str
@@ -92,8 +93,8 @@ _TOUCH_SESSION = (
 _ACCEPT = (
     "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, namespace, stored, created,"
     " accepted_us, finished_us, status, reason, last_seq, prompt, cached, output, queue_us, prefill_us, decode_us,"
-    " ttft_us, history, erased, code, message)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, 0, 0, 0, 0, NULL, x'', 0, '', '')"
+    " ttft_us, history, asked, erased, code, message)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, 0, 0, 0, 0, NULL, x'', ?, 0, '', '')"
 )
 _RENDER = "UPDATE turn SET prompt = ?, last_seq = ? WHERE response = ?"
 _MATCH = "UPDATE turn SET cached = ?, last_seq = ? WHERE response = ?"
@@ -145,7 +146,7 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _OPEN_SESSION, (seq, event.session, event.tenant, event.key, time, seq, time)
         case RequestAccepted():
             names = (event.response, event.session, event.parent, event.tenant, event.protocol, event.model)
-            yield _ACCEPT, (seq, *names, event.namespace, event.stored, event.created, time, seq)
+            yield _ACCEPT, (seq, *names, event.namespace, event.stored, event.created, time, seq, event.history)
             yield _COUNT_TURN, (seq, time, event.session)
         case PromptRendered():
             yield _RENDER, (event.count, seq, event.response)

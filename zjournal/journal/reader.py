@@ -34,6 +34,7 @@ PAGE_FACTS = 2_000
 SCAN_FACTS = 20_000  # most rows looked at in one read transaction
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
+DIGESTS_PAGE = 500  # looked for in one statement
 
 _EVENT = "seq, time, body, payload, payload_sha"
 
@@ -56,6 +57,7 @@ class Reader:
         self._idle: list[sqlite3.Connection] = []
         self._idle_lock = threading.Lock()
         self._tenants: dict[str, Tenant] = {}  # by id; a tenant never changes
+        self._plains = content.Plains()
         self._closed = False
         with self.transaction() as db:
             self.id, self.secret = database.identity(db, self.path)
@@ -175,7 +177,7 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            return content.fetch(db, tenant, secret, digest)
+            return content.fetch(db, tenant, secret, digest, self._plains)
 
     def _tenant(self, tenant: str) -> Tenant:
         known = self._tenants.get(tenant)
@@ -206,12 +208,22 @@ class Reader:
 
         Failed, deleted and erased turns do not count; unstored ones do, and the caller decides.
         """
+        return self._find("history", tenant, digests)
+
+    def find_by_request(self, tenant: str, digests: Sequence[bytes]) -> Turn | None:
+        """The newest turn whose request alone had one of these histories, its output left out; else the same."""
+        return self._find("asked", tenant, digests)
+
+    def _find(self, column: str, tenant: str, digests: Sequence[bytes]) -> Turn | None:
         usable = f"erased = 0 AND status NOT IN ('{DELETED}', '{FAILED}')"
-        where = f"tenant = ? AND history = ? AND history != x'' AND {usable} ORDER BY accepted_seq DESC"
-        for digest in digests:
-            turn = self._one_turn(where, tenant, digest)
-            if turn is not None:
-                return turn
+        for at in range(0, len(digests), DIGESTS_PAGE):
+            page = digests[at : at + DIGESTS_PAGE]
+            marks = ", ".join("?" * len(page))
+            where = f"tenant = ? AND {column} IN ({marks}) AND {column} != x'' AND {usable} ORDER BY accepted_seq"
+            newest = {getattr(turn, column): turn for turn in self._turns(where, tenant, *page)}
+            for digest in page:
+                if digest in newest:
+                    return newest[digest]
         return None
 
     def session(self, session: str) -> Session | None:
@@ -232,6 +244,10 @@ class Reader:
     def turns_named(self, prefix: str, limit: int = 2) -> list[Turn]:
         """Turns whose response id begins with `prefix`."""
         return self._turns("response >= ? AND response < ? LIMIT ?", prefix, prefix + "\U0010ffff", limit)
+
+    def newest(self, session: str) -> Turn | None:
+        """The turn of a session that was accepted last."""
+        return self._one_turn("session = ? ORDER BY accepted_seq DESC", session)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
         """The newest session that a client of this tenant calls by this key (a digest)."""

@@ -30,6 +30,7 @@ class Transaction:
         db: sqlite3.Connection,
         head: Head,
         packer: content.Packer,
+        plains: content.Plains,
         secret_of: Callable[[str], bytes | None],
         entropy: Callable[[int], bytes],
         now: int,
@@ -39,6 +40,7 @@ class Transaction:
         self.now = now  # microseconds
         self.recorded: list[Recorded] = []
         self._packer = packer
+        self._plains = plains
         self._secret_of = secret_of
         self._entropy = entropy
         self._rows: list[chain.Row] = []
@@ -71,7 +73,7 @@ class Transaction:
             if isinstance(fact.event, RequestAccepted) and fact.event.parent:
                 self._check_parent(fact.event.parent)
             if fact.contents or content.references(fact.event):
-                content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant))
+                content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant), self._plains)
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
             self._rows.append((seq, time, tag, version, body, payload, payload_sha, previous))
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
