@@ -42,6 +42,15 @@ SCHEMA = (
     )
     """,
     """
+    CREATE TABLE segment (
+        last INTEGER PRIMARY KEY,
+        first INTEGER NOT NULL,
+        link BLOB NOT NULL,
+        tags TEXT NOT NULL,
+        data BLOB NOT NULL
+    )
+    """,
+    """
     CREATE TABLE content (
         id INTEGER PRIMARY KEY,
         digest BLOB NOT NULL UNIQUE,

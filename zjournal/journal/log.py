@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zjournal.errors import JournalUnavailable
-from zjournal.journal import chain, content, database, datadir
+from zjournal.journal import chain, content, database, datadir, rows
 from zjournal.journal.chain import Head
 from zjournal.journal.events import Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
@@ -31,6 +31,10 @@ from zjournal.journal.transaction import Transaction
 
 QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
+SEAL_FACTS = 512  # that wait before any are sealed, and that are sealed at a time
+SEAL_IDLE_S = 0.05  # of silence before facts are sealed, so that nobody waits for it
+SEAL_WAITING_MAX = 1 << 16  # from here on facts are sealed without waiting for silence
+SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
 HEAD_CHECK_FACTS = 64  # end of the chain that is verified at open
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
@@ -70,6 +74,7 @@ class Journal(Reader):
         try:
             super().__init__(data_dir)
             self._head = self._checked_head()
+            self._sealed = rows.sealed(self._db)
         except BaseException:
             self._db.close()
             raise
@@ -175,13 +180,10 @@ class Journal(Reader):
             tx.db.execute("DELETE FROM turn")
             tx.db.execute("DELETE FROM session")
             after = 0
-            while page := tx.db.execute(
-                "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq > ? ORDER BY seq LIMIT ?",
-                (after, GROUP_FACTS_MAX),
-            ).fetchall():
-                for sql, values in effects(self._recorded(row) for row in page):
+            while page := tx.facts(after, after + GROUP_FACTS_MAX):
+                for sql, values in effects(self._recorded(bare) for bare in page):
                     tx.db.execute(sql, values)
-                after = page[-1][0]
+                after = page[-1].seq
             return after
 
         return self.run(work).result()
@@ -252,14 +254,30 @@ class Journal(Reader):
         while True:
             with self._wake:
                 while not self._queue and not self._closing:
-                    self._wake.wait()
-                if not self._queue:
-                    return
-                group = self._take()
+                    due = self._head.seq - self._sealed >= SEAL_FACTS
+                    if not self._wake.wait(SEAL_IDLE_S if due else None):
+                        break
+                if not self._queue and self._closing:
+                    break
+                group = self._take() if self._queue else None
             if isinstance(group, _Run):
                 self._commit_run(group)
-            else:
+            elif group is not None:
                 self._commit_appends(group)
+            if group is None or self._head.seq - self._sealed > SEAL_WAITING_MAX:
+                self._seal()
+        while self._head.seq - self._sealed >= SEAL_CLOSING_FACTS:
+            self._seal()
+
+    def _seal(self) -> None:
+        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
+        genesis = chain.genesis(self.id, self.secret)
+        try:
+            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, genesis), self._head.time)
+            self._sealed = rows.sealed(self._db)
+        except (JournalUnavailable, sqlite3.Error, ValueError) as error:
+            _log.error("facts after %d could not be sealed: %s", self._sealed, error)
+            self._sealed = self._head.seq  # the next try comes when as many again are waiting
 
     def _take(self) -> _Run | list[_Append]:
         """What waits, up to the next `run` or the limit of a group; a `run` comes alone."""
@@ -315,6 +333,7 @@ class Journal(Reader):
             return
         if item.scrub:
             self._plains.clear()
+            self._unpacked.clear()
             self._scrub()
         item.done.set_result(result)
 
@@ -371,21 +390,15 @@ class Journal(Reader):
 
     def _checked_head(self) -> Head:
         """The head, once the last facts have been verified. Raises JournalFault."""
-        query = f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?"
+        step = "run `zj journal verify`, and restore it from a backup"
         try:
-            rows = self._db.execute(query, (HEAD_CHECK_FACTS + 1,)).fetchall()[::-1]
+            head, last = rows.tail(self._db, HEAD_CHECK_FACTS, chain.genesis(self.id, self.secret))
         except sqlite3.Error as error:
             raise database.damage(self.path, error) from None
-        head = chain.genesis(self.id, self.secret)
-        reason = None
-        if len(rows) > HEAD_CHECK_FACTS:
-            first = rows.pop(0)
-            reason = chain.type_fault_of(first)
-            head = chain.head_of(first)
-        for row in rows:
-            reason = reason or chain.fault_of(row, head)
-            if reason:
-                step = "run `zj journal verify`, and restore it from a backup"
+        except rows.DamagedSegment as error:
+            raise database.fault(self.path, f"its chain is broken at fact {error.first}: {error}", step) from None
+        for row in last:
+            if reason := chain.fault_of(row, head):
                 raise database.fault(self.path, f"its chain is broken at fact {row[0]}: {reason}", step)
             head = chain.head_of(row)
         return head

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, database
+from zjournal.journal import chain, content, database, rows
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import EngineStarted, Recorded
 from zjournal.journal.projections import (
@@ -29,14 +29,13 @@ from zjournal.journal.projections import (
     session_of,
     turn_of,
 )
+from zjournal.journal.segments import Bare
 
 PAGE_FACTS = 2_000
 SCAN_FACTS = 20_000  # most rows looked at in one read transaction
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
 DIGESTS_PAGE = 500  # looked for in one statement
-
-_EVENT = "seq, time, body, payload, payload_sha"
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -58,6 +57,7 @@ class Reader:
         self._idle_lock = threading.Lock()
         self._tenants: dict[str, Tenant] = {}  # by id; a tenant never changes
         self._plains = content.Plains()
+        self._unpacked = rows.Unpacked()
         self._closed = False
         with self.transaction() as db:
             self.id, self.secret = database.identity(db, self.path)
@@ -109,15 +109,13 @@ class Reader:
     def head(self) -> int:
         """The number of the last committed fact; 0 in an empty journal."""
         with self.transaction() as db:
-            return db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+            return rows.head(db)
 
     def read(self, after: int = 0, limit: int = PAGE_FACTS, upto: int | None = None) -> list[Recorded]:
         """Facts after number `after`, at most `limit` and none beyond `upto`, in order; [] at the end."""
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
-        with self.transaction() as db:
-            rows = db.execute(f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ?", (after, last)).fetchall()
-        return [self._recorded(row) for row in rows]
+        return [self._recorded(bare) for bare in self._bare(after, last)]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -132,11 +130,7 @@ class Reader:
         at = max(after, turn.accepted_seq - 1)
         while at < turn.last_seq:
             upto = min(at + SCAN_FACTS, turn.last_seq)
-            with self.transaction() as db:
-                rows = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND instr(body, ?)", (at, upto, needle)
-                ).fetchall()
-            facts = (self._recorded(row) for row in rows)
+            facts = (self._recorded(bare) for bare in self._bare(at, upto) if needle in bare.body)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
@@ -149,22 +143,28 @@ class Reader:
         while seq > 1:
             low = max(seq - SCAN_FACTS, 1)
             with self.transaction() as db:
-                row = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC LIMIT 1",
-                    (low, seq, chain.TAGS[EngineStarted][0]),
-                ).fetchone()
-            if row is not None:
-                event = self._recorded(row).event
+                found = rows.last_of_kind(db, low, seq - 1, chain.TAGS[EngineStarted][0], self._unpacked)
+            if found is not None:
+                event = self._recorded(found).event
                 assert isinstance(event, EngineStarted), event
                 return event
             seq = low
         return None
 
-    def _recorded(self, row: tuple) -> Recorded:
+    def _bare(self, after: int, upto: int) -> list[Bare]:
+        with self.transaction() as db:
+            try:
+                return list(rows.bare(db, after, upto, self._unpacked))
+            except rows.DamagedSegment as error:
+                step = "run `zj journal verify`"
+                raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
+
+    def _recorded(self, bare: Bare) -> Recorded:
+        sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
         try:
-            return chain.recorded(*row)
+            return chain.recorded(bare.seq, bare.time, bare.body, bare.payload, sha)
         except msgspec.MsgspecError as error:
-            reason = f"fact {row[0]} cannot be read ({error})"
+            reason = f"fact {bare.seq} cannot be read ({error})"
             raise database.fault(self.path, reason, "run `zj journal verify`, or use a newer zjournal") from None
 
     # --- contents and tenants -------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from zjournal.journal import chain, content
-from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted
+from zjournal.journal import content, rows
+from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
 from zjournal.journal.projections import DELETED, TURN_COLUMNS, Turn, turn_of
 from zjournal.journal.transaction import Transaction
@@ -109,18 +109,14 @@ def _may_go(tx: Transaction, turn: Turn) -> bool:
 
 
 def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
-    span = (turn.accepted_seq, turn.last_seq, turn.response.encode())
-    rows = tx.db.execute(
-        "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)", span
-    ).fetchall()
-    for row in rows:
-        fact = chain.recorded(*row)
+    needle = turn.response.encode()
+    held: list[int] = []
+    for bare in tx.facts(turn.accepted_seq - 1, turn.last_seq):
         # The id may stand in another turn's fact as its parent.
-        if getattr(fact.event, "response", None) != turn.response:
-            continue
-        if fact.payload:
-            tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
-        content.drop(tx.db, content.references(fact.event))
+        if needle in bare.body and getattr(decode_body(bare.body), "response", None) == turn.response:
+            held += [bare.seq] if bare.payload is not None else []
+            content.drop(tx.db, content.references(decode_body(bare.body)))
+    rows.erase_payloads(tx.db, held)
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
 
 

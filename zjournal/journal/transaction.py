@@ -10,10 +10,11 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from zjournal.journal import chain, content
+from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
 from zjournal.journal.events import Fact, Recorded, RequestAccepted, encode_body
 from zjournal.journal.projections import effects
+from zjournal.journal.segments import Bare
 
 _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -78,6 +79,10 @@ class Transaction:
             self._rows.append((seq, time, tag, version, body, payload, payload_sha, previous))
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
         self.head = Head(seq, previous, time)
+
+    def facts(self, after: int, upto: int) -> list[Bare]:
+        """The facts from `after` to `upto` as they lie in the journal, those of this transaction included."""
+        return list(rows.bare(self.db, after, upto, rows.Unpacked()))
 
     def _check_parent(self, parent: str) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""

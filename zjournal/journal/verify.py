@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content
+from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
 from zjournal.journal.events import PayloadErased, Recorded
 from zjournal.journal.projections import SESSION_COLUMNS, TURN_COLUMNS, effects
@@ -130,12 +130,16 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
 def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
     with _lenient(reader) as db:
         (structure,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        facts = db.execute("SELECT count(*) FROM event").fetchone()[0]
+        facts = rows.head(db)
         total = facts + db.execute("SELECT count(*) FROM content").fetchone()[0]
     if structure != "ok":
         raise _Broken("file", f"SQLite finds: {structure}")
-    while rows := _page(reader, walk.head):
-        _fold(walk, rows)
+    while True:
+        with _lenient(reader) as db:
+            page = _page(db, walk.head)
+        if not page:
+            break
+        _fold(walk, page)
         progress(walk.head.seq, max(total, walk.head.seq))
     secrets = _tenants(reader)
     for _ in _contents(reader, secrets):
@@ -144,8 +148,8 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
         progress(done, max(total, done))
     with _lenient(reader) as db:
         # The writer may have gone on. From here on nothing moves.
-        while rows := db.execute(_PAGE_QUERY, (walk.head.seq,)).fetchall():
-            _fold(walk, rows)
+        while page := _page(db, walk.head):
+            _fold(walk, page)
         _compare_payloads(walk)
         _compare_references(db, walk)
         turns = _compare_rows(db, walk.fold, "turn", TURN_COLUMNS)
@@ -164,16 +168,15 @@ def _lenient(reader: Reader) -> Iterator[sqlite3.Connection]:
             db.text_factory = str
 
 
-_PAGE_QUERY = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? ORDER BY seq LIMIT {PAGE_FACTS}"
+def _page(db: sqlite3.Connection, head: Head) -> list[chain.Row]:
+    try:
+        return rows.page(db, head, PAGE_FACTS)
+    except rows.DamagedSegment as error:
+        raise _Broken("event", str(error), error.first) from None
 
 
-def _page(reader: Reader, head: Head) -> list[chain.Row]:
-    with _lenient(reader) as db:
-        return db.execute(_PAGE_QUERY, (head.seq,)).fetchall()
-
-
-def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
-    facts = [walk.take(row) for row in rows]
+def _fold(walk: _Walk, page: list[chain.Row]) -> None:
+    facts = [walk.take(row) for row in page]
     try:
         for sql, values in effects(facts):
             walk.fold.execute(sql, values)
@@ -184,8 +187,8 @@ def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
 def _tenants(reader: Reader) -> dict[str, bytes]:
     secrets = {}
     with _lenient(reader) as db:
-        rows = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
-    for tenant, name, secret, seal in rows:
+        tenants = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
+    for tenant, name, secret, seal in tenants:
         try:
             right = hmac.compare_digest(chain.tenant_seal(reader.secret, tenant, name, secret), seal)
         except (AttributeError, TypeError):
@@ -202,11 +205,11 @@ def _contents(reader: Reader, secrets: dict[str, bytes]) -> Iterator[bytes]:
     plains = content.Plains()
     while True:
         with _lenient(reader) as db:
-            rows = db.execute(
+            page = db.execute(
                 "SELECT id, digest, tenant, size, base, data FROM content WHERE id > ? ORDER BY id LIMIT ?",
                 (after, CONTENTS_PAGE),
             ).fetchall()
-            for row, digest, tenant, size, base, data in rows:
+            for row, digest, tenant, size, base, data in page:
                 if not isinstance(digest, bytes):
                     raise _Broken("content", f"content {digest!r} has no digest for a name")
                 if tenant not in secrets:
@@ -215,10 +218,10 @@ def _contents(reader: Reader, secrets: dict[str, bytes]) -> Iterator[bytes]:
                 reason = content.fault_of(db, (row, digest, size, base, data), secrets[tenant], plains)
                 if reason:
                     raise _Broken("content", f"content {digest.hex()}: {reason}")
-        if not rows:
+        if not page:
             return
-        after = rows[-1][0]
-        yield from (row[1] for row in rows)
+        after = page[-1][0]
+        yield from (row[1] for row in page)
 
 
 def _compare_payloads(walk: _Walk) -> None:
