@@ -153,7 +153,7 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-async def _session(journal: Journal, served: Served, turns: int, batch: int, naive: sqlite3.Connection) -> Agent:
+async def _session(journal: Journal, served: Served, turns: int, batch: int, naive: sqlite3.Connection | None) -> Agent:
     runs = Runs(journal, Metrics(), 3600.0)
     desk = Desk(journal, runs, Metrics(), None, DECODERS)
     engine = Engine(served, runs, batch)
@@ -177,10 +177,12 @@ async def _session(journal: Journal, served: Served, turns: int, batch: int, nai
                 text += step.text
             elif isinstance(step, Ended):
                 usage = step.usage
+        assert naive is not None
         naive.execute("INSERT INTO turn VALUES (?, ?, ?)", (number, raw, engine.prompt))
         agent.take(text)
     await asyncio.to_thread(journal.run(lambda tx: None).result)
-    print(f"{turns} turns, last prompt {usage.prompt:,} tokens, slowest acceptance {slowest * 1000:.0f} ms")
+    if turns:
+        print(f"{turns} turns, last prompt {usage.prompt:,} tokens, slowest acceptance {slowest * 1000:.0f} ms")
     return agent
 
 
@@ -205,6 +207,9 @@ def main() -> None:
     config = load({}, {}, Path.cwd())
     served = Served.load(choose(config.model, config.cache_dir))
     with tempfile.TemporaryDirectory() as folder:
+        with Journal.open(Path(folder) / "empty") as journal:
+            asyncio.run(_session(journal, served, 0, batch, None))
+        empty = (Path(folder) / "empty" / "journal.db").stat().st_size
         naive = sqlite3.connect(Path(folder) / "naive.db", isolation_level=None)
         naive.execute("CREATE TABLE turn (number INTEGER PRIMARY KEY, body BLOB, prompt BLOB)")
         with Journal.open(Path(folder) / "data") as journal:
@@ -212,8 +217,8 @@ def main() -> None:
         report = verify(Path(folder) / "data")
         assert report.clean, report.fault
         db = sqlite3.connect(Path(folder) / "data" / "journal.db")
-        fixed = db.execute("SELECT sum(length(data)) FROM content WHERE tenant = 'server'").fetchone()[0]
-        size = (Path(folder) / "data" / "journal.db").stat().st_size
+        size = (Path(folder) / "data" / "journal.db").stat().st_size - empty
+        print("free", db.execute("PRAGMA freelist_count").fetchone(), db.execute("PRAGMA page_count").fetchone(), db.execute("select sum(pgsize), sum(unused), count(*) from dbstat").fetchone(), db.execute("select name,sum(pgsize),sum(unused),sum(payload) from dbstat group by name order by 2 desc limit 4").fetchall(), db.execute("SELECT first,last,length(data) from segment").fetchall())
         for name, part, note in _by_kind(db):
             print(f"{name:<40}{part:>12,}  {note}")
         unique = agent.unique()
@@ -222,13 +227,13 @@ def main() -> None:
         rows = [
             ("unique content, plain", len(unique)),
             ("unique content, one zstd frame", best),
-            ("the model's vocabulary and template", fixed),
-            ("journal without them", size - fixed),
+            ("journal before the session", empty),
+            ("journal, what the session added", size),
             ("naive journal", plain),
         ]
         for name, part in rows:
             print(f"{name:<40}{part:>12,}{part / best:>9.2f}")
-        print(f"journal bytes per turn: {(size - fixed) / turns:,.0f}; ratio to unique content {(size - fixed) / best:.2f}")
+        print(f"journal bytes per turn: {size / turns:,.0f}; ratio to unique content {size / best:.2f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `event` has no secondary index on purpose: one halves the rate at which token facts can be appended. `content` is a
 rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree; its rows refer to
 each other by `id`, which VACUUM keeps. The projections take the sequence number of their first fact as rowid, so that
-every index ends in journal order without saying so.
+every index ends in journal order without saying so. Indexes hold parts of names and digests, for whole ones would take
+more room than the rows.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SCHEMA = (
     """
     CREATE TABLE content (
         id INTEGER PRIMARY KEY,
-        digest BLOB NOT NULL UNIQUE,
+        digest BLOB NOT NULL,
         tenant TEXT NOT NULL,
         size INTEGER NOT NULL,
         refs INTEGER NOT NULL,
@@ -62,6 +63,7 @@ SCHEMA = (
         data BLOB NOT NULL
     )
     """,
+    "CREATE UNIQUE INDEX content_digest ON content (substr(digest, 1, 8))",
     "CREATE INDEX content_base ON content (base) WHERE base IS NOT NULL",
     """
     CREATE TABLE session (
@@ -80,13 +82,12 @@ SCHEMA = (
     """
     CREATE TABLE turn (
         accepted_seq INTEGER PRIMARY KEY,
-        response TEXT NOT NULL UNIQUE,
+        response TEXT NOT NULL,
         session TEXT NOT NULL,
         parent TEXT NOT NULL,
         tenant TEXT NOT NULL,
         protocol TEXT NOT NULL,
         model TEXT NOT NULL,
-        namespace TEXT NOT NULL,
         stored INTEGER NOT NULL,
         created INTEGER NOT NULL,
         accepted_us INTEGER NOT NULL,
@@ -108,10 +109,11 @@ SCHEMA = (
         message TEXT NOT NULL
     )
     """,
-    "CREATE INDEX turn_session ON turn (session)",
-    "CREATE INDEX turn_parent ON turn (parent) WHERE parent != ''",
-    "CREATE INDEX turn_history ON turn (tenant, history) WHERE history != x''",
-    "CREATE INDEX turn_asked ON turn (tenant, asked) WHERE asked != x''",
+    "CREATE UNIQUE INDEX turn_response ON turn (substr(response, 1, 25))",
+    "CREATE INDEX turn_session ON turn (substr(session, 1, 10))",
+    "CREATE INDEX turn_parent ON turn (substr(parent, -8)) WHERE parent != ''",
+    "CREATE INDEX turn_history ON turn (substr(history, 1, 6)) WHERE history != x''",
+    "CREATE INDEX turn_asked ON turn (substr(asked, 1, 6)) WHERE asked != x''",
     "CREATE INDEX turn_open ON turn (accepted_seq) WHERE finished_us IS NULL",
     "CREATE INDEX turn_unstored ON turn (finished_us) WHERE stored = 0 AND erased = 0",
     "CREATE INDEX turn_deleted ON turn (accepted_seq) WHERE status = 'deleted' AND erased = 0",

@@ -27,6 +27,8 @@ DELTA_BYTES_MIN = 256  # a smaller content stands by itself
 DEPTH_MAX = 1_000  # deltas in a row, so that reading one content has an end
 PLAIN_BYTES_MAX = 16 << 20
 
+_BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND digest = ?"  # the index has the first part only
+
 
 def references(event: AnyEvent) -> tuple[bytes, ...]:
     """The digests of contents that an event holds on to, in the order of its fields; b"" is no reference."""
@@ -116,7 +118,7 @@ def hold(db: sqlite3.Connection, packer: Packer, fact: Fact, secret: bytes | Non
     offered = {chain.content_digest(secret, data): data for data in fact.contents}
     assert offered.keys() <= set(wanted), "a fact offers a content that it does not name"
     for digest in wanted:
-        if db.execute("UPDATE content SET refs = refs + 1 WHERE digest = ?", (digest,)).rowcount:
+        if db.execute(f"UPDATE content SET refs = refs + 1 WHERE {_BY_DIGEST}", (digest, digest)).rowcount:
             continue
         assert digest in offered, "a fact names a content that is neither stored nor offered"
         _store(db, packer, fact, digest, offered[digest], plains)
@@ -127,8 +129,8 @@ def _store(db: sqlite3.Connection, packer: Packer, fact: Fact, digest: bytes, da
     tenant = fact.event.tenant
     base, depth, packed = None, 0, None
     if fact.base and len(data) >= DELTA_BYTES_MIN:
-        query = "SELECT id, depth FROM content WHERE digest = ? AND tenant = ? AND depth < ?"
-        row = db.execute(query, (fact.base, tenant, DEPTH_MAX)).fetchone()
+        query = f"SELECT id, depth FROM content WHERE {_BY_DIGEST} AND tenant = ? AND depth < ?"
+        row = db.execute(query, (fact.base, fact.base, tenant, DEPTH_MAX)).fetchone()
         # It may have been erased meanwhile, or be another tenant's: then the content stands by itself.
         if row is not None:
             base, depth = row[0], row[1] + 1
@@ -148,10 +150,11 @@ def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> None:
     What was stored as a delta to it is stored anew first, as a delta to what it was a delta to itself.
     """
     for digest in digests:
-        changed = db.execute("UPDATE content SET refs = refs - 1 WHERE digest = ?", (digest,)).rowcount
+        changed = db.execute(f"UPDATE content SET refs = refs - 1 WHERE {_BY_DIGEST}", (digest, digest)).rowcount
         assert changed == 1, "a reference is dropped that was never held"
     for digest in dict.fromkeys(digests):
-        row = db.execute("SELECT id, base FROM content WHERE digest = ? AND refs = 0", (digest,)).fetchone()
+        query = f"SELECT id, base FROM content WHERE {_BY_DIGEST} AND refs = 0"
+        row = db.execute(query, (digest, digest)).fetchone()
         if row is not None:
             _rebase(db, *row)
             db.execute("DELETE FROM content WHERE id = ?", (row[0],))
@@ -172,7 +175,8 @@ def _rebase(db: sqlite3.Connection, gone: int, base: int | None) -> None:
 
 def fetch(db: sqlite3.Connection, tenant: str, secret: bytes, digest: bytes, plains: Plains | None = None) -> bytes:
     """The bytes of a content, checked against its name. Raises JournalFault when they are gone or damaged."""
-    row = db.execute("SELECT id FROM content WHERE digest = ? AND tenant = ?", (digest, tenant)).fetchone()
+    query = f"SELECT id FROM content WHERE {_BY_DIGEST} AND tenant = ?"
+    row = db.execute(query, (digest, digest, tenant)).fetchone()
     if row is None:
         raise JournalFault(
             f"content {digest.hex()} is not in the journal: it was erased, or never belonged to {tenant}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 import zstandard
 
-LEVEL = 6  # the new bytes are few; what costs time is the dictionary
+LEVEL = 9  # the new bytes are few; up to here the time goes into reading the dictionary in
 RUN_BYTES_MIN = 32  # a shorter run is left to the compressor
 STRIDE_BYTES = 32
 SEARCH_BYTES_MAX = 64 << 20  # looked at in one encoding, so that unrelated bytes do not cost seconds

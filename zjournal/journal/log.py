@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from zjournal.errors import JournalUnavailable
 from zjournal.journal import chain, content, database, datadir, rows
 from zjournal.journal.chain import Head
-from zjournal.journal.events import Fact, Recorded, ResponseFailed
+from zjournal.journal.events import AnyEvent, Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import Transaction
@@ -35,6 +35,7 @@ SEAL_FACTS = 512  # that wait before any are sealed, and that are sealed at a ti
 SEAL_IDLE_S = 0.05  # of silence before facts are sealed, so that nobody waits for it
 SEAL_WAITING_MAX = 1 << 16  # from here on facts are sealed without waiting for silence
 SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
+SALTS_MAX = 1_024
 HEAD_CHECK_FACTS = 64  # end of the chain that is verified at open
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
@@ -81,6 +82,7 @@ class Journal(Reader):
         self._clock = clock
         self._entropy = entropy
         self._packer = content.Packer()
+        self._salts: dict[str, bytes] = {}  # the last one of each response that was written to lately
         self._queue: deque[_Append | _Run] = deque()
         self._queued_facts = 0
         self._wake = threading.Condition()
@@ -268,6 +270,10 @@ class Journal(Reader):
                 self._seal()
         while self._head.seq - self._sealed >= SEAL_CLOSING_FACTS:
             self._seal()
+        try:
+            self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
+        except sqlite3.Error as error:  # the room is free for what comes next, and that is all
+            _log.warning("room that is free could not be given back: %s", error)
 
     def _seal(self) -> None:
         """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
@@ -352,7 +358,7 @@ class Journal(Reader):
         try:
             db.execute("BEGIN IMMEDIATE")
             now = max(now, self._head.time)
-            tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._entropy, now)
+            tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._salt_of, now)
             result = work(tx)
             tx.flush()
             db.execute("COMMIT")
@@ -376,6 +382,17 @@ class Journal(Reader):
                 return None
             known = self._tenants[tenant] = Tenant(*row)
         return known.secret
+
+    def _salt_of(self, event: AnyEvent) -> bytes:
+        """A salt for the payload of a fact: random for the first of a response, and from there on one after another."""
+        response = getattr(event, "response", "")
+        before = self._salts.pop(response, None)
+        salt = self._entropy(chain.SALT_BYTES) if before is None else chain.next_salt(before)
+        if response:
+            self._salts[response] = salt
+            if len(self._salts) > SALTS_MAX:
+                del self._salts[next(iter(self._salts))]
+        return salt
 
     def _tenant_named(self, tx: Transaction, name: str) -> Tenant:
         row = tx.db.execute("SELECT id, name, secret FROM tenant WHERE name = ?", (name,)).fetchone()

@@ -19,6 +19,8 @@ from zjournal.journal import chain, content, database, rows
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import EngineStarted, Recorded
 from zjournal.journal.projections import (
+    BY_RESPONSE,
+    BY_SESSION,
     DELETED,
     FAILED,
     RUNNING,
@@ -193,11 +195,11 @@ class Reader:
 
     def turn(self, response: str) -> Turn | None:
         """The turn of this response id, whatever its tenant and status."""
-        return self._one_turn("response = ?", response)
+        return self._one_turn(BY_RESPONSE, response, response)
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
-        return self._turns("session = ? ORDER BY accepted_seq", session)
+        return self._turns(f"{BY_SESSION} ORDER BY accepted_seq", session, session)
 
     def running(self) -> list[Turn]:
         """Turns without an end, oldest first."""
@@ -219,8 +221,10 @@ class Reader:
         for at in range(0, len(digests), DIGESTS_PAGE):
             page = digests[at : at + DIGESTS_PAGE]
             marks = ", ".join("?" * len(page))
-            where = f"tenant = ? AND {column} IN ({marks}) AND {column} != x'' AND {usable} ORDER BY accepted_seq"
-            newest = {getattr(turn, column): turn for turn in self._turns(where, tenant, *page)}
+            near = f"{column} != x'' AND substr({column}, 1, 6) IN ({marks})"  # as the index has it
+            where = f"{near} AND tenant = ? AND {usable} ORDER BY accepted_seq"
+            turns = self._turns(where, *(digest[:6] for digest in page), tenant)
+            newest = {getattr(turn, column): turn for turn in turns}
             for digest in page:
                 if digest in newest:
                     return newest[digest]
@@ -243,11 +247,13 @@ class Reader:
 
     def turns_named(self, prefix: str, limit: int = 2) -> list[Turn]:
         """Turns whose response id begins with `prefix`."""
-        return self._turns("response >= ? AND response < ? LIMIT ?", prefix, prefix + "\U0010ffff", limit)
+        end = prefix + "\U0010ffff"
+        near = "substr(response, 1, 25) >= substr(?, 1, 25) AND substr(response, 1, 25) < ?"  # as the index has it
+        return self._turns(f"{near} AND response >= ? AND response < ? LIMIT ?", prefix, end, prefix, end, limit)
 
     def newest(self, session: str) -> Turn | None:
         """The turn of a session that was accepted last."""
-        return self._one_turn("session = ? ORDER BY accepted_seq DESC", session)
+        return self._one_turn(f"{BY_SESSION} ORDER BY accepted_seq DESC", session, session)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
         """The newest session that a client of this tenant calls by this key (a digest)."""

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from zjournal.journal import content, rows
 from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
-from zjournal.journal.projections import DELETED, TURN_COLUMNS, Turn, turn_of
+from zjournal.journal.projections import BY_PARENT, BY_RESPONSE, DELETED, TURN_COLUMNS, Turn, turn_of
 from zjournal.journal.transaction import Transaction
 
 CAUSE_DELETED, CAUSE_UNSTORED = "deleted", "unstored"
@@ -68,7 +68,10 @@ def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
 
 def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
     # parent != '' is what the partial index asks for.
-    child = "SELECT 1 FROM turn AS child WHERE child.parent = turn.response AND child.parent != '' AND child.erased = 0"
+    child = (
+        "SELECT 1 FROM turn AS child WHERE child.parent != '' AND substr(child.parent, -8) = substr(turn.response, -8)"
+        " AND child.parent = turn.response AND child.erased = 0"
+    )
     childless = f"NOT EXISTS ({child})"
     with journal.transaction() as db:
         deleted = db.execute(
@@ -104,8 +107,8 @@ def _erase_upwards(tx: Transaction, response: str, cause: str) -> tuple[str, ...
 def _may_go(tx: Transaction, turn: Turn) -> bool:
     if turn.erased or turn.finished_us is None:
         return False
-    query = "SELECT 1 FROM turn WHERE parent = ? AND parent != '' AND erased = 0 LIMIT 1"
-    return tx.db.execute(query, (turn.response,)).fetchone() is None
+    query = f"SELECT 1 FROM turn WHERE {BY_PARENT} AND erased = 0 LIMIT 1"
+    return tx.db.execute(query, (turn.response, turn.response)).fetchone() is None
 
 
 def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
@@ -121,5 +124,5 @@ def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
 
 
 def _turn(tx: Transaction, response: str) -> Turn | None:
-    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE response = ?", (response,)).fetchone()
+    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone()
     return None if row is None else turn_of(row)

@@ -11,6 +11,7 @@ decides what is packed, and when. Pure: no SQL. docs/journal.md has the format.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -20,10 +21,12 @@ import zstandard
 from zjournal.journal import chain
 
 VERSION = 1
-LEVEL = 12
-FACTS_MAX = 1_024  # in one segment
+LEVEL = 15
+FACTS_MAX = 2_048  # in one segment
 BYTES_MAX = 8 << 20  # of bodies and payloads in one segment, so that an erasure does not rewrite more
 PLAIN_BYTES_MAX = 64 << 20  # of one segment unpacked: a fact may have a body and a payload of 16 MiB each
+HEX = 32  # digits in the name of a response
+_NAME = re.compile(rb"[a-z]+[-_][0-9a-f]{%d}" % HEX)
 
 
 class Bare(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +45,14 @@ class Bare(msgspec.Struct, frozen=True, array_like=True):
         return self.payload is not None or self.payload_sha is not None
 
 
+class _Cuts(msgspec.Struct, array_like=True):
+    """Where names were cut out of bodies: column by column, one entry for each time one stands there."""
+
+    steps: list[int] = []  # bodies from the one with the cut before
+    before: list[int] = []  # bytes of the body since the cut before
+    names: list[int] = []  # which name, counted from the one before
+
+
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """The columns. Bodies and payloads stand grouped by kind, for facts of one kind resemble each other."""
 
@@ -51,9 +62,13 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     times: tuple[int, ...]  # of the first fact, then from fact to fact
     body_sizes: tuple[int, ...]
     payload_sizes: tuple[int, ...]  # salt included; 0: none, -1: gone
-    bodies: bytes
-    payloads: bytes  # without their salts
-    salts: bytes
+    names: tuple[bytes, ...]  # in the bodies, each once: the bytes of its hex digits, and what stands before these
+    cuts: _Cuts
+    bodies: bytes  # without those names
+    low: bytes  # payloads without their salts: the first and second byte of each four,
+    high: bytes  # and the third and fourth; empty where all are 0. All of it is in `low` if there is an odd byte
+    chained: bytes  # for each payload: 1 if its salt follows from the one before it of the same response
+    salts: bytes  # of the others
     gone: bytes  # the digests of payloads that are gone
 
 
@@ -69,8 +84,10 @@ def pack(facts: Sequence[Bare]) -> bytes:
     kind = bytes(index[f"{fact.tag}.{fact.version}"] for fact in facts)
     times = [facts[0].time, *(b.time - a.time for a, b in zip(facts, facts[1:], strict=False))]
     grouped = [facts[place] for place in _grouped(kind)]
+    names, cuts, bodies = _cut_names([fact.body for fact in grouped])
+    low, high = _split_payloads(b"".join(fact.payload[chain.SALT_BYTES :] for fact in grouped if fact.payload is not None))
     sizes = [len(fact.payload) if fact.payload is not None else -1 if fact.had_payload else 0 for fact in grouped]
-    payloads = [fact.payload for fact in grouped if fact.payload is not None]
+    chained, salts = _salts(grouped)
     packed = _Packed(
         version=VERSION,
         kinds=tuple(kinds),
@@ -78,9 +95,13 @@ def pack(facts: Sequence[Bare]) -> bytes:
         times=tuple(times),
         body_sizes=tuple(len(fact.body) for fact in grouped),
         payload_sizes=tuple(sizes),
-        bodies=b"".join(fact.body for fact in grouped),
-        payloads=b"".join(payload[chain.SALT_BYTES :] for payload in payloads),
-        salts=b"".join(payload[: chain.SALT_BYTES] for payload in payloads),
+        names=tuple(_packed_name(name) for name in names),
+        cuts=cuts,
+        bodies=b"".join(bodies),
+        low=low,
+        high=high,
+        chained=chained,
+        salts=salts,
         gone=b"".join(fact.payload_sha for fact in grouped if fact.payload is None and fact.payload_sha is not None),
     )
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(_encode(packed))
@@ -105,10 +126,10 @@ def unpack(data: bytes, first: int, last: int) -> list[Bare]:
 
 def _facts(packed: _Packed, first: int) -> list[Bare]:
     order = _grouped(packed.kind)
-    bodies = _cut(packed.bodies, packed.body_sizes)
+    bodies = _with_names(packed)
     bare = [max(size - chain.SALT_BYTES, 0) for size in packed.payload_sizes]
-    payloads = _cut(packed.payloads, bare)
-    salts = _cut(packed.salts, [chain.SALT_BYTES if size > 0 else 0 for size in packed.payload_sizes])
+    payloads = _cut(_joined_payloads(packed.low, packed.high, sum(bare)), bare)
+    salts = _with_salts(packed, bodies)
     gone = _cut(packed.gone, [32 if size < 0 else 0 for size in packed.payload_sizes])
     if any(-1 > size or 0 < size <= chain.SALT_BYTES for size in packed.payload_sizes) or any(
         place >= len(packed.kinds) for place in packed.kind
@@ -124,6 +145,134 @@ def _facts(packed: _Packed, first: int) -> list[Bare]:
         tag, version = names[packed.kind[place]]
         facts[place] = Bare(first + place, times[place], tag, version, bodies[at], payload, sha)
     return [fact for fact in facts if fact is not None]
+
+
+def _cut_names(bodies: Sequence[bytes]) -> tuple[list[bytes], _Cuts, list[bytes]]:
+    """Takes the names out of bodies, for the same few stand in most of them: names, cuts, and what is left."""
+    index: dict[bytes, int] = {}
+    cuts = _Cuts()
+    left: list[bytes] = []
+    last = name = 0
+    for number, body in enumerate(bodies):
+        at = 0
+        for found in _NAME.finditer(body):
+            place = index.setdefault(found.group(), len(index))
+            cuts.steps.append(number - last)
+            cuts.before.append(found.start() - at)
+            cuts.names.append(place - name)
+            last, name = number, place
+            left.append(body[at : found.start()])
+            at = found.end()
+        left.append(body[at:])
+    return list(index), cuts, left
+
+
+def _packed_name(name: bytes) -> bytes:
+    return bytes.fromhex(name[-HEX:].decode()) + name[:-HEX]
+
+
+def _plain_name(packed: bytes) -> bytes:
+    return packed[HEX // 2 :] + packed[: HEX // 2].hex().encode()
+
+
+def _with_names(packed: _Packed) -> list[bytes]:
+    """The bodies, names put back in. `body_sizes` are those of whole bodies."""
+    names = [_plain_name(name) for name in packed.names]
+    inside: list[list[tuple[int, bytes]]] = [[] for _ in packed.body_sizes]
+    number = place = 0
+    cuts = packed.cuts
+    if not len(cuts.steps) == len(cuts.before) == len(cuts.names):
+        raise ValueError("its names do not fit together")
+    for step, before, change in zip(cuts.steps, cuts.before, cuts.names, strict=True):
+        number, place = number + step, place + change
+        if not (0 <= number < len(inside) and 0 <= place < len(names) and before >= 0):
+            raise ValueError("its names do not fit together")
+        inside[number].append((before, names[place]))
+    bodies: list[bytes] = []
+    at = 0
+    for size, cut in zip(packed.body_sizes, inside, strict=True):
+        parts: list[bytes] = []
+        left = size
+        for before, name in cut:
+            parts += (packed.bodies[at : at + before], name)
+            at += before
+            left -= before + len(name)
+        parts.append(packed.bodies[at : at + max(left, 0)])
+        at += left
+        bodies.append(b"".join(parts))
+    if at != len(packed.bodies) or any(len(b) != size for b, size in zip(bodies, packed.body_sizes, strict=True)):
+        raise ValueError("its bodies do not fit together")
+    return bodies
+
+
+def _whose(body: bytes) -> bytes:
+    """The response that a body names first."""
+    found = _NAME.search(body)
+    return b"" if found is None else found.group()
+
+
+def _salts(facts: Sequence[Bare]) -> tuple[bytes, bytes]:
+    """For each payload whether its salt follows from the one before it, and the salts that do not."""
+    chained = bytearray()
+    salts: list[bytes] = []
+    last: dict[bytes, bytes] = {}
+    for fact in facts:
+        if fact.payload is None:
+            continue
+        whose, salt = _whose(fact.body), fact.payload[: chain.SALT_BYTES]
+        before = last.get(whose)
+        follows = before is not None and chain.next_salt(before) == salt
+        chained.append(follows)
+        salts += [] if follows else [salt]
+        last[whose] = salt
+    return bytes(chained), b"".join(salts)
+
+
+def _with_salts(packed: _Packed, bodies: Sequence[bytes]) -> list[bytes]:
+    """The salt of each fact; empty where it has no payload."""
+    count = sum(1 for size in packed.payload_sizes if size > 0)
+    if len(packed.chained) != count or len(packed.salts) != chain.SALT_BYTES * packed.chained.count(0):
+        raise ValueError("its salts do not fit together")
+    salts: list[bytes] = []
+    last: dict[bytes, bytes] = {}
+    chained = iter(packed.chained)
+    at = 0
+    for body, size in zip(bodies, packed.payload_sizes, strict=True):
+        if size <= 0:
+            salts.append(b"")
+            continue
+        whose = _whose(body)
+        if next(chained):
+            if whose not in last:
+                raise ValueError("its salts do not fit together")
+            salt = chain.next_salt(last[whose])
+        else:
+            salt, at = packed.salts[at : at + chain.SALT_BYTES], at + chain.SALT_BYTES
+        last[whose] = salt
+        salts.append(salt)
+    return salts
+
+
+def _split_payloads(payloads: bytes) -> tuple[bytes, bytes]:
+    """Token ids are nearly all the payload there is, and nearly all of them are below 65,536."""
+    if len(payloads) % 4:
+        return payloads, b""
+    low, high = bytearray(len(payloads) // 2), bytearray(len(payloads) // 2)
+    low[0::2], low[1::2] = payloads[0::4], payloads[1::4]
+    high[0::2], high[1::2] = payloads[2::4], payloads[3::4]
+    return bytes(low), bytes(high) if any(high) else b""
+
+
+def _joined_payloads(low: bytes, high: bytes, size: int) -> bytes:
+    if size % 4:
+        return low
+    if len(low) != size // 2 or len(high) not in (0, len(low)):
+        raise ValueError("its payloads do not fit together")
+    payloads = bytearray(size)
+    payloads[0::4], payloads[1::4] = low[0::2], low[1::2]
+    if high:
+        payloads[2::4], payloads[3::4] = high[0::2], high[1::2]
+    return bytes(payloads)
 
 
 def _grouped(kind: bytes) -> list[int]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
-from zjournal.journal.events import Fact, Recorded, RequestAccepted, encode_body
-from zjournal.journal.projections import effects
+from zjournal.journal.events import AnyEvent, Fact, Recorded, RequestAccepted, encode_body
+from zjournal.journal.projections import BY_RESPONSE, effects
 from zjournal.journal.segments import Bare
 
 _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -33,7 +33,7 @@ class Transaction:
         packer: content.Packer,
         plains: content.Plains,
         secret_of: Callable[[str], bytes | None],
-        entropy: Callable[[int], bytes],
+        salt_of: Callable[[AnyEvent], bytes],
         now: int,
     ) -> None:
         self.db = db
@@ -43,7 +43,7 @@ class Transaction:
         self._packer = packer
         self._plains = plains
         self._secret_of = secret_of
-        self._entropy = entropy
+        self._salt_of = salt_of
         self._rows: list[chain.Row] = []
         self._folded = 0  # this many of `recorded` are in the tables
 
@@ -57,9 +57,6 @@ class Transaction:
         """Chains facts and stores their contents; the rows wait for `flush`. `now` in microseconds."""
         seq, previous, last = self.head.seq, self.head.link, self.head.time
         time = max(now, last)
-        # One draw for all salts.
-        salts = self._entropy(chain.SALT_BYTES * sum(1 for fact in facts if fact.payload))
-        salted = 0
         for fact in facts:
             seq += 1
             tag, version = TAGS[type(fact.event)]
@@ -68,9 +65,8 @@ class Transaction:
             payload = payload_sha = None
             if fact.payload:
                 assert len(fact.payload) <= chain.PAYLOAD_BYTES_MAX, len(fact.payload)
-                payload = salts[salted : salted + chain.SALT_BYTES] + fact.payload
+                payload = self._salt_of(fact.event) + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
-                salted += chain.SALT_BYTES
             if isinstance(fact.event, RequestAccepted) and fact.event.parent:
                 self._check_parent(fact.event.parent)
             if fact.contents or content.references(fact.event):
@@ -86,7 +82,7 @@ class Transaction:
 
     def _check_parent(self, parent: str) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
-        row = self.db.execute("SELECT erased FROM turn WHERE response = ?", (parent,)).fetchone()
+        row = self.db.execute(f"SELECT erased FROM turn WHERE {BY_RESPONSE}", (parent, parent)).fetchone()
         if row is not None and row[0]:
             raise ParentErased(parent)
 

@@ -20,7 +20,7 @@ from zjournal.errors import JournalFault
 from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
 from zjournal.journal.events import PayloadErased, Recorded
-from zjournal.journal.projections import SESSION_COLUMNS, TURN_COLUMNS, effects
+from zjournal.journal.projections import INDEXES, SESSION_COLUMNS, TURN_COLUMNS, effects
 from zjournal.journal.reader import PAGE_FACTS, Reader
 
 CONTENTS_PAGE = 50  # in one read transaction
@@ -270,6 +270,7 @@ def _empty_projections() -> sqlite3.Connection:
         " opened_us INTEGER, turns INTEGER, last_seq INTEGER, last_us INTEGER)"
     )
     fold.execute(f"CREATE TABLE turn ({TURN_COLUMNS.replace('accepted_seq', 'accepted_seq INTEGER PRIMARY KEY', 1)})")
-    fold.execute("CREATE UNIQUE INDEX turn_response ON turn (response)")
+    for index in INDEXES:
+        fold.execute(index)
     fold.execute("BEGIN")
     return fold

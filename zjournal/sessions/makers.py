@@ -6,7 +6,7 @@ told under that model's name.
 
 from __future__ import annotations
 
-from zjournal.journal.events import EngineStarted
+from zjournal.journal.events import EngineStarted, RequestAccepted
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.sessions import identity
@@ -23,11 +23,14 @@ class Makers:
 
     def of(self, turn: Turn) -> EngineStarted | None:
         """The start of the engine that made the turn; None if the journal does not say so for sure."""
-        if turn.namespace not in self._makers:
+        (fact,) = self._journal.read(after=turn.accepted_seq - 1, limit=1)
+        assert isinstance(fact.event, RequestAccepted), fact
+        namespace = fact.event.namespace
+        if namespace not in self._makers:
             engine = self._journal.engine_before(turn.accepted_seq)
-            sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == turn.namespace
-            self._makers[turn.namespace] = engine if sure else None
-        return self._makers[turn.namespace]
+            sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == namespace
+            self._makers[namespace] = engine if sure else None
+        return self._makers[namespace]
 
     def vocabulary(self, maker: EngineStarted | None) -> Vocabulary | None:
         """What that engine's token ids stand for, if it was recorded. Raises JournalFault if it is damaged."""
