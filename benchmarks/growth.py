@@ -12,6 +12,7 @@ and prompt.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import sqlite3
@@ -186,19 +187,10 @@ async def _session(journal: Journal, served: Served, turns: int, batch: int, nai
     return agent
 
 
-def _by_kind(db: sqlite3.Connection) -> Iterator[tuple[str, int, str]]:
-    """Bytes in the file, by table and index, and of the facts by kind."""
-    try:
-        yield from (
-            (name, size, "")
-            for name, size in db.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY 2 DESC")
-        )
-    except sqlite3.OperationalError:  # this SQLite has no dbstat
-        pass
-    for table, columns in (("event", "tag"), ("content", "tenant")):
-        sizes = "length(body) + coalesce(length(payload), 0)" if table == "event" else "length(data)"
-        for kind, count, size in db.execute(f"SELECT {columns}, count(*), sum({sizes}) FROM {table} GROUP BY 1"):
-            yield f"  {table} {kind}", size, f"{count} rows"
+def _by_table(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
+    """Bytes in the file by table and index, the largest first; nothing where this SQLite cannot say."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        yield from db.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY 2 DESC LIMIT 6")
 
 
 def main() -> None:
@@ -218,9 +210,8 @@ def main() -> None:
         assert report.clean, report.fault
         db = sqlite3.connect(Path(folder) / "data" / "journal.db")
         size = (Path(folder) / "data" / "journal.db").stat().st_size - empty
-        print("free", db.execute("PRAGMA freelist_count").fetchone(), db.execute("PRAGMA page_count").fetchone(), db.execute("select sum(pgsize), sum(unused), count(*) from dbstat").fetchone(), db.execute("select name,sum(pgsize),sum(unused),sum(payload) from dbstat group by name order by 2 desc limit 4").fetchall(), db.execute("SELECT first,last,length(data) from segment").fetchall())
-        for name, part, note in _by_kind(db):
-            print(f"{name:<40}{part:>12,}  {note}")
+        for name, part in _by_table(db):
+            print(f"{name:<40}{part:>12,}")
         unique = agent.unique()
         best = len(zstandard.ZstdCompressor(level=3).compress(unique))
         plain = (Path(folder) / "naive.db").stat().st_size

@@ -97,8 +97,8 @@ class _Server:
         for turn in self._journal.recover():
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
         from zjournal.api.metrics import Metrics
-        from zjournal.api.running import Runs
         from zjournal.api.recorded import DECODERS
+        from zjournal.api.running import Runs
         from zjournal.api.submit import Desk
 
         keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None

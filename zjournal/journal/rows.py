@@ -76,7 +76,9 @@ def bare(db: sqlite3.Connection, after: int, upto: int, unpacked: Unpacked) -> I
     for first, last, data in db.execute(query, (after, upto)):
         facts = unpacked.facts(first, last, data)
         yield from facts[max(after + 1 - first, 0) : upto + 1 - first]
-    yield from (Bare(*row) for row in db.execute(f"SELECT {_BARE} FROM event WHERE seq > ? AND seq <= ?", (after, upto)))
+    yield from (
+        Bare(*row) for row in db.execute(f"SELECT {_BARE} FROM event WHERE seq > ? AND seq <= ?", (after, upto))
+    )
 
 
 def last_of_kind(db: sqlite3.Connection, first: int, last: int, tag: str, unpacked: Unpacked) -> Bare | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 import zstandard
@@ -82,10 +82,11 @@ def pack(facts: Sequence[Bare]) -> bytes:
     kinds = list(dict.fromkeys(f"{fact.tag}.{fact.version}" for fact in facts))
     index = {kind: place for place, kind in enumerate(kinds)}
     kind = bytes(index[f"{fact.tag}.{fact.version}"] for fact in facts)
-    times = [facts[0].time, *(b.time - a.time for a, b in zip(facts, facts[1:], strict=False))]
+    times = [facts[0].time, *(b.time - a.time for a, b in pairwise(facts))]
     grouped = [facts[place] for place in _grouped(kind)]
     names, cuts, bodies = _cut_names([fact.body for fact in grouped])
-    low, high = _split_payloads(b"".join(fact.payload[chain.SALT_BYTES :] for fact in grouped if fact.payload is not None))
+    payloads = [fact.payload for fact in grouped if fact.payload is not None]
+    low, high = _split_payloads(b"".join(payload[chain.SALT_BYTES :] for payload in payloads))
     sizes = [len(fact.payload) if fact.payload is not None else -1 if fact.had_payload else 0 for fact in grouped]
     chained, salts = _salts(grouped)
     packed = _Packed(
@@ -131,9 +132,8 @@ def _facts(packed: _Packed, first: int) -> list[Bare]:
     payloads = _cut(_joined_payloads(packed.low, packed.high, sum(bare)), bare)
     salts = _with_salts(packed, bodies)
     gone = _cut(packed.gone, [32 if size < 0 else 0 for size in packed.payload_sizes])
-    if any(-1 > size or 0 < size <= chain.SALT_BYTES for size in packed.payload_sizes) or any(
-        place >= len(packed.kinds) for place in packed.kind
-    ):
+    sizes_fit = all(size in (-1, 0) or size > chain.SALT_BYTES for size in packed.payload_sizes)
+    if not sizes_fit or any(place >= len(packed.kinds) for place in packed.kind):
         raise ValueError("its columns do not fit together")
     times = list(accumulate(packed.times))
     names = [_split(kind) for kind in packed.kinds]
@@ -284,7 +284,7 @@ def _cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     ends = list(accumulate(sizes, initial=0))
     if any(size < 0 for size in sizes) or ends[-1] != len(data):
         raise ValueError("its columns do not fit together")
-    return [data[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def _split(kind: str) -> tuple[str, int]:

@@ -221,10 +221,9 @@ class _Said:
 
     def find(self, path: str, text: bytes) -> tuple[int, int, int] | None:
         """The span that says `text`, and how many bytes of it stand before and behind; None if none does."""
-        for place in (path, path.rpartition(".")[0]):
-            for index in self._by_path.get(place, ()):
-                if (found := self._within(index, text)) is not None:
-                    return found
+        for index in (*self._by_path.get(path, ()), *self._by_path.get(path.rpartition(".")[0], ())):
+            if (found := self._within(index, text)) is not None:
+                return found
         for place in range(self._next, min(self._next + OUTPUTS_AHEAD_MAX, len(self._outputs))):
             if (found := self._within(self._outputs[place], text)) is not None:
                 self._next = place + 1
