@@ -7,10 +7,11 @@ runs in a thread of its own; what the engine answers belongs to running.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -21,7 +22,7 @@ from zjournal.api.running import Runs
 from zjournal.config import ApiKeys
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
-from zjournal.journal.log import SERVER_TENANT, Journal
+from zjournal.journal.log import SERVER_TENANT, Journal, Subscriber
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import chain, identity
@@ -38,6 +39,9 @@ OPENED_MAX = 4096  # sessions opened lately that are remembered
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
 LOCAL = "local"
+_GONE = (events.ResponseDeleted, events.PayloadErased, events.SessionDeleted)
+
+log = logging.getLogger("zjournal.api")
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -51,6 +55,7 @@ class Turn(msgspec.Struct, frozen=True):
     tenant: str
     tail: Tail | None = None  # while it runs, and for who submitted it: its content may be erased at its end
     earlier: Vocabulary | None = None  # of the model that made it, where that is not today's
+    item_secret: bytes = b""  # of an imported turn
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -115,6 +120,27 @@ class Desk:
             self._decoders,
         )
         self._words = Vocabulary(served.vocabulary)
+        self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains))
+
+    def _forgetting(self, loop: asyncio.AbstractEventLoop, chains: chain.Chains) -> Subscriber:
+        """Who hears of what was deleted, however that came about: it must not live on in memory."""
+
+        def forget(responses: list[str], erased: tuple[str, ...], sessions: list[str]) -> None:
+            self._runs.forget(erased)
+            for key in [key for key, (session, _) in self._opened.items() if session in sessions]:
+                del self._opened[key]
+            for response in responses:  # behind whatever is being rendered, which may be reading it right now
+                self._renderer.submit(chains.forget, response)
+
+        def hear(facts: Sequence[events.Recorded]) -> None:
+            gone = [fact.event for fact in facts if isinstance(fact.event, _GONE)]
+            responses = [event.response for event in gone if not isinstance(event, events.SessionDeleted)]
+            sessions = [event.session for event in gone if isinstance(event, events.SessionDeleted)]
+            erased = tuple(event.response for event in gone if isinstance(event, events.PayloadErased))
+            if gone:
+                loop.call_soon_threadsafe(forget, responses, erased, sessions)
+
+        return hear
 
     def drain(self) -> None:
         """Takes no more requests; those that run go on."""
@@ -157,9 +183,10 @@ class Desk:
         context = ready.context if ready else self._served.context
         return [ModelCard(self._served.id, self._served.created, context, self._served.aliases)]
 
-    def item_id(self, response: str, index: int, prefix: str) -> str:
-        """The id of an output item; the same whenever it is derived again."""
-        return identity.item_id(self._journal.secret, response, index, prefix)
+    def item_id(self, turn: Turn, index: int, prefix: str) -> str:
+        """The id of an output item; the same whenever it is derived again, and wherever the turn was imported."""
+        secret = turn.item_secret or identity.item_secret(self._journal.secret, turn.response)
+        return identity.item_id(secret, index, prefix)
 
     async def submit(self, request: ask.Ask, raw: bytes, tenant: str, encoder: int) -> Turn:
         """Accepts a request: durable, then told to the engine. Raises a Fault when it cannot be taken.
@@ -171,6 +198,7 @@ class Desk:
             raise errors.ModelNotFound(f"The model '{request.model}' does not exist here.", param="model")
         if len(self._runs) + self._submitting >= self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
+        self._journal.check_room()
         self._submitting += 1
         try:
             for _ in range(PLACING_TRIES_MAX):
@@ -205,23 +233,24 @@ class Desk:
 
     async def recorded(self, response: str, tenant: str) -> Turn:
         """A stored response of this tenant. Raises NotFound for any other."""
-        row, raw = await asyncio.to_thread(self._visible, response, tenant)
+        row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant)
         tail = self._runs.tail(response)
         maker = None if tail is not None else await asyncio.to_thread(self._makers.of, row)
         earlier = None
         if maker is not None and self._vocabulary and maker.vocabulary != self._vocabulary:
             earlier = await asyncio.to_thread(self._makers.vocabulary, maker)
         model = maker.model if maker is not None else self._served.id if self._served is not None else row.model
-        return Turn(response, row.created, model, raw, True, tenant, tail, earlier)
+        return Turn(response, row.created, model, raw, True, tenant, tail, earlier, accepted.item_secret)
 
-    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, bytes]:
-        """The row and the request body of a turn that this tenant may see. Raises NotFound."""
+    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
+        """The row, the acceptance and the request body of a turn that this tenant may see. Raises NotFound."""
         missing = errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
         row = self._journal.turn(response)
         if row is None or not chain.visible(row, tenant):
             raise missing
+        records = Records(self._journal, self._makers)
         try:
-            return row, Records(self._journal, self._makers).body(row)
+            return row, records.accepted(row), records.body(row)
         except errors.JournalFault:
             now = self._journal.turn(response)
             if now is None or not chain.visible(now, tenant):  # it was deleted between the two reads
@@ -235,8 +264,6 @@ class Desk:
         deleting = retention.delete(self._journal, tenant, response)
         if not await asyncio.shield(asyncio.wrap_future(deleting)):
             raise errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
-        if self._chains is not None:
-            self._chains.forget(response)
 
     def cancel(self, turn: Turn) -> None:
         """The client is gone: the engine stops working for it."""
@@ -268,9 +295,11 @@ class Desk:
         )
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         max_tokens = _output_limit(request, len(prompt.ids), ready)
+        if prompt.dropped:
+            log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
         session, opened = self._session(place)
         facts, accepted = self._facts(
-            request, record, tenant, encoder, response, place, len(prompt.ids), max_tokens, session, ready
+            request, record, tenant, encoder, response, place, prompt, max_tokens, session, ready
         )
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
@@ -334,13 +363,14 @@ class Desk:
         encoder: int,
         response: str,
         place: chain.Place,
-        prompt: int,
+        prompt: Prompt,
         max_tokens: int,
         session: str,
         ready: wire.Ready,
     ) -> tuple[list[events.Fact], events.RequestAccepted]:
         """The facts that accept a request."""
         assert self._served is not None and self._chains is not None
+        client = msgspec.msgpack.encode(request.client) if request.client else b""
         seed = request.sampling.seed
         accepted = events.RequestAccepted(
             tenant=tenant,
@@ -355,6 +385,7 @@ class Desk:
             stream=request.stream,
             created=int(time.time()),
             record=self._journal.digest(tenant, record),
+            client=self._journal.digest(tenant, client) if client else b"",
             history=place.history,
             dialect=self._served.dialect.name,
             encoder=encoder,
@@ -365,9 +396,25 @@ class Desk:
             max_tokens=max_tokens,
             stop=len(request.stop),
         )
-        rendered = events.PromptRendered(tenant=tenant, response=response, count=prompt)
+        rendered = events.PromptRendered(
+            tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
+        )
         self._chains.accepted(place, accepted.record)
-        return [events.Fact(accepted, contents=(record,), base=place.base), events.Fact(rendered)], accepted
+        facts = [
+            events.Fact(accepted, contents=(record, client) if client else (record,), base=place.base),
+            *self._results_seen(place, accepted),
+            events.Fact(rendered),
+        ]
+        return facts, accepted
+
+    def _results_seen(self, place: chain.Place, accepted: events.RequestAccepted) -> list[events.Fact]:
+        """The fact that names the calls whose results this request brought; none if it brought none."""
+        secret, tenant = self._journal.secret, accepted.tenant
+        results = [item for item in place.new if isinstance(item, ask.Result)]
+        if not results:
+            return []
+        calls = tuple(identity.call_key(secret, tenant, result.call_id) for result in results)
+        return [events.Fact(events.ToolResultSeen(tenant=tenant, response=accepted.response, calls=calls))]
 
     def _abandon(self, accepted: events.RequestAccepted, written: Future) -> None:
         """The client left while its request was being written down: it ends without having begun."""

@@ -15,11 +15,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
 import zstandard
 
 from zjournal.errors import JournalFault
 from zjournal.journal import chain, delta
-from zjournal.journal.events import AnyEvent, EngineStarted, Fact, RequestAccepted
+from zjournal.journal.events import AnyEvent, EngineImported, EngineStarted, Fact, RequestAccepted
 
 CONTENT_BYTES_MAX = 256 << 20
 ZSTD_LEVEL = 3
@@ -34,8 +35,8 @@ def references(event: AnyEvent) -> tuple[bytes, ...]:
     """The digests of contents that an event holds on to, in the order of its fields; b"" is no reference."""
     match event:
         case RequestAccepted():
-            return (event.record,) if event.record else ()
-        case EngineStarted():
+            return tuple(digest for digest in (event.record, event.client) if digest)
+        case EngineStarted() | EngineImported():
             return tuple(digest for digest in (event.vocabulary, event.template) if digest)
         case _:
             return ()
@@ -79,6 +80,7 @@ class Plains:
         self._bytes = 0
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = threading.Lock()
+        self.erasures = 0  # how often it was cleared
 
     def get(self, digest: bytes) -> bytes | None:
         """The bytes of a content, if they are remembered."""
@@ -88,10 +90,11 @@ class Plains:
                 self._known.move_to_end(digest)
             return found
 
-    def put(self, digest: bytes, data: bytes) -> None:
-        """Remembers a content, whose digest must have been checked."""
+    def put(self, digest: bytes, data: bytes, erasures: int | None = None) -> None:
+        """Remembers a content, whose digest must have been checked; not if there was an erasure since `erasures`."""
         with self._lock:
-            if digest in self._known or len(data) > self._bytes_max:
+            late = erasures is not None and erasures != self.erasures
+            if late or digest in self._known or len(data) > self._bytes_max:
                 return
             self._known[digest] = data
             self._bytes += len(data)
@@ -99,10 +102,11 @@ class Plains:
                 self._bytes -= len(self._known.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything, after an erasure."""
         with self._lock:
             self._known.clear()
             self._bytes = 0
+            self.erasures += 1
 
 
 def hold(db: sqlite3.Connection, packer: Packer, fact: Fact, secret: bytes | None, plains: Plains) -> None:
@@ -134,7 +138,7 @@ def _store(db: sqlite3.Connection, packer: Packer, fact: Fact, digest: bytes, da
         # It may have been erased meanwhile, or be another tenant's: then the content stands by itself.
         if row is not None:
             base, depth = row[0], row[1] + 1
-            packed = delta.encode(data, plains.get(fact.base) or _resolve(db, base))
+            packed = delta.encode(data, _unfolded(_gathered(db, base, plains)))
     assert len(data) <= CONTENT_BYTES_MAX, len(data)
     db.execute(
         "INSERT INTO content (digest, tenant, size, refs, base, depth, data) VALUES (?, ?, ?, 1, ?, ?, ?)",
@@ -144,52 +148,76 @@ def _store(db: sqlite3.Connection, packer: Packer, fact: Fact, digest: bytes, da
         plains.put(digest, data)
 
 
-def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> None:
-    """Takes back one reference for each digest; a content without references goes.
+def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> int:
+    """Takes back one reference for each digest; a content without references goes. Returns the bytes that went.
 
     What was stored as a delta to it is stored anew first, as a delta to what it was a delta to itself.
     """
+    freed = 0
     for digest in digests:
         changed = db.execute(f"UPDATE content SET refs = refs - 1 WHERE {_BY_DIGEST}", (digest, digest)).rowcount
         assert changed == 1, "a reference is dropped that was never held"
     for digest in dict.fromkeys(digests):
-        query = f"SELECT id, base FROM content WHERE {_BY_DIGEST} AND refs = 0"
+        query = f"SELECT id, base, length(data) FROM content WHERE {_BY_DIGEST} AND refs = 0"
         row = db.execute(query, (digest, digest)).fetchone()
         if row is not None:
-            _rebase(db, *row)
+            freed += row[2] - _rebase(db, row[0], row[1])
             db.execute("DELETE FROM content WHERE id = ?", (row[0],))
+    return freed
 
 
-def _rebase(db: sqlite3.Connection, gone: int, base: int | None) -> None:
-    """Stores what is a delta to `gone` as a delta to `base`, or whole."""
+def _rebase(db: sqlite3.Connection, gone: int, base: int | None) -> int:
+    """Stores what is a delta to `gone` as a delta to `base`, or whole. Returns the bytes that this takes more."""
     rows = db.execute("SELECT id, size, data FROM content WHERE base = ?", (gone,)).fetchall()
     if not rows:
-        return
-    before = _resolve(db, gone)
-    after = None if base is None else _resolve(db, base)
+        return 0
+    before = _unfolded(_gathered(db, gone))
+    after = None if base is None else _unfolded(_gathered(db, base))
+    more = 0
     for row, size, data in rows:
         plain = _decoded(data, size, before)
         packed = Packer().pack(plain) if after is None else delta.encode(plain, after)
         db.execute("UPDATE content SET base = ?, data = ? WHERE id = ?", (base, packed, row))
+        more += len(packed) - len(data)
+    return more
 
 
-def fetch(db: sqlite3.Connection, tenant: str, secret: bytes, digest: bytes, plains: Plains | None = None) -> bytes:
-    """The bytes of a content, checked against its name. Raises JournalFault when they are gone or damaged."""
+class Stored(msgspec.Struct, frozen=True):
+    """A content as it stands in the table, unchecked, with all that it is a delta to."""
+
+    frames: tuple[tuple[bytes, int, bytes], ...]  # digest, size and data; each a delta to the one behind it
+    base: bytes | None = None  # what the last of them is a delta to
+    erasures: int = 0  # of the memory, when it was read
+
+
+def stored(db: sqlite3.Connection, tenant: str, digest: bytes, plains: Plains | None = None) -> Stored:
+    """A content as it stands in the table, unchecked. Raises JournalFault when it is gone."""
     query = f"SELECT id FROM content WHERE {_BY_DIGEST} AND tenant = ?"
     row = db.execute(query, (digest, digest, tenant)).fetchone()
     if row is None:
         raise JournalFault(
             f"content {digest.hex()} is not in the journal: it was erased, or never belonged to {tenant}"
         )
-    known = plains.get(digest) if plains is not None else None
-    if known is not None:
-        return known
-    plain = _resolve(db, row[0], plains)
-    if chain.content_digest(secret, plain) != digest:
+    erasures = plains.erasures if plains is not None else 0
+    return msgspec.structs.replace(_gathered(db, row[0], plains), erasures=erasures)
+
+
+def opened(secret: bytes, digest: bytes, stored: Stored, plains: Plains | None = None) -> bytes:
+    """The bytes of a content, checked against its name. Raises JournalFault when they are damaged.
+
+    It can take long, and belongs behind the end of the read transaction.
+    """
+    plain = _unfolded(stored)
+    if stored.frames and chain.content_digest(secret, plain) != digest:
         raise damaged(digest, "its bytes do not match its digest")
     if plains is not None and len(plain) >= DELTA_BYTES_MIN:
-        plains.put(digest, plain)
+        plains.put(digest, plain, stored.erasures)
     return plain
+
+
+def there(db: sqlite3.Connection, digest: bytes) -> bool:
+    """Whether there is a content of this name."""
+    return db.execute(f"SELECT 1 FROM content WHERE {_BY_DIGEST}", (digest, digest)).fetchone() is not None
 
 
 def damaged(digest: bytes, reason: str) -> JournalFault:
@@ -197,25 +225,29 @@ def damaged(digest: bytes, reason: str) -> JournalFault:
     return JournalFault(f"content {digest.hex()} is damaged: {reason}; run `zj journal verify`")
 
 
-def _resolve(db: sqlite3.Connection, row: int, plains: Plains | None = None) -> bytes:
-    """The bytes of the content in this row, through all that it is a delta to. Raises JournalFault.
-
-    Digests are not checked on the way: a wrong base gives wrong bytes, which the caller's check of the last one finds.
-    """
-    waiting: list[tuple[bytes, int, bytes]] = []
-    plain: bytes | None = None
+def _gathered(db: sqlite3.Connection, row: int, plains: Plains | None = None) -> Stored:
+    """The content in this row with all that it is a delta to, as far as that is not known. Raises JournalFault."""
+    frames: list[tuple[bytes, int, bytes]] = []
     at: int | None = row
-    while at is not None and plain is None:
+    while at is not None:
         found = db.execute("SELECT digest, size, data, base FROM content WHERE id = ?", (at,)).fetchone()
         if found is None or (found[3] is not None and found[3] >= at):
             raise JournalFault(f"content {at} is missing, and others are deltas to it; run `zj journal verify`")
-        if plains is not None:
-            plain = plains.get(found[0])
-        if plain is None:
-            waiting.append(found[:3])
-            at = found[3]
-    while waiting:
-        digest, size, data = waiting.pop()
+        known = plains.get(found[0]) if plains is not None else None
+        if known is not None:
+            return Stored(tuple(frames), known)
+        frames.append(found[:3])
+        at = found[3]
+    return Stored(tuple(frames))
+
+
+def _unfolded(stored: Stored) -> bytes:
+    """The bytes of a content. Raises JournalFault when they do not come out.
+
+    Digests are not checked on the way: a wrong base gives wrong bytes, which the caller's check of the last one finds.
+    """
+    plain = stored.base
+    for digest, size, data in reversed(stored.frames):
         try:
             plain = _decoded(data, size, plain)
         except ValueError as error:
@@ -240,7 +272,7 @@ def fault_of(
     try:
         if base is not None and base >= at:
             return "it is a delta to a later one"
-        plain = _decoded(data, size, None if base is None else _resolve(db, base, plains))
+        plain = _decoded(data, size, None if base is None else _unfolded(_gathered(db, base, plains)))
     except ValueError as error:
         return str(error)
     except TypeError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,15 @@ import msgspec
 from zjournal.errors import JournalFault
 from zjournal.journal import chain, content, database, rows
 from zjournal.journal.datadir import JOURNAL_FILE
-from zjournal.journal.events import EngineStarted, Recorded
+from zjournal.journal.events import (
+    AnyEvent,
+    EngineStarted,
+    NewerEvent,
+    Recorded,
+    ServerCrashed,
+    ServerStarted,
+    ServerStopped,
+)
 from zjournal.journal.projections import (
     BY_RESPONSE,
     BY_SESSION,
@@ -34,10 +43,15 @@ from zjournal.journal.projections import (
 from zjournal.journal.segments import Bare
 
 PAGE_FACTS = 2_000
-SCAN_FACTS = 20_000  # most rows looked at in one read transaction
+READ_S_MAX = 0.25  # no read transaction of ours is open longer, so that the log can be emptied in between
+READ_S = READ_S_MAX / 5  # and long ones are cut into pieces of about this
+SCAN_FACTS_MIN, SCAN_FACTS, SCAN_FACTS_MAX = 100, 5_000, 20_000  # rows looked at in one: fewest, at first, most
+LIFE_SCAN_FACTS = 1_000_000  # facts from the end among which a start looks for the last server's end
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
+TURNS_PAGE = 1_000
 DIGESTS_PAGE = 500  # looked for in one statement
+FETCH_ROWS = 100  # between looks at the time
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -46,6 +60,37 @@ class Tenant(msgspec.Struct, frozen=True):
     id: str
     name: str
     secret: bytes
+
+
+class Pace:
+    """How many rows a long read looks at in one transaction, by how long the ones before took. For `with`."""
+
+    def __init__(self, rows: int = SCAN_FACTS) -> None:
+        self.rows = rows
+        self._started = 0.0
+
+    def __enter__(self) -> Pace:
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._started
+        if seconds > READ_S:
+            self.rows = max(int(self.rows * READ_S / seconds), SCAN_FACTS_MIN)
+        elif seconds < READ_S / 4:
+            self.rows = min(self.rows * 2, SCAN_FACTS_MAX)
+
+
+def some(cursor: sqlite3.Cursor) -> list[tuple]:
+    """The rows of a query, as many as come within READ_S, and at least one if there is one."""
+    until = time.monotonic() + READ_S
+    rows: list[tuple] = []
+    while part := cursor.fetchmany(FETCH_ROWS):
+        rows += part
+        if time.monotonic() > until:
+            cursor.close()  # else the statement would go on to hold the transaction
+            break
+    return rows
 
 
 class Reader:
@@ -114,10 +159,15 @@ class Reader:
             return rows.head(db)
 
     def read(self, after: int = 0, limit: int = PAGE_FACTS, upto: int | None = None) -> list[Recorded]:
-        """Facts after number `after`, at most `limit` and none beyond `upto`, in order; [] at the end."""
+        """Facts after number `after`, none beyond `upto`, in order; [] at the end.
+
+        At most `limit`, and fewer when they are large or the disk is slow.
+        """
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
-        return [self._recorded(bare) for bare in self._bare(after, last)]
+        with self.transaction() as db:
+            found = rows.find(db, after, last, fetch=some)
+        return [self._recorded(bare) for bare in self._facts(found)]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -130,44 +180,70 @@ class Reader:
         needle = response.encode()
         found: list[Recorded] = []
         at = max(after, turn.accepted_seq - 1)
+        pace = Pace()
         while at < turn.last_seq:
-            upto = min(at + SCAN_FACTS, turn.last_seq)
-            facts = (self._recorded(bare) for bare in self._bare(at, upto) if needle in bare.body)
+            upto = min(at + pace.rows, turn.last_seq)
+            with pace, self.transaction() as db:
+                lying = rows.find(db, at, upto, needle=needle)
+            facts = (self._recorded(bare) for bare in self._facts(lying) if needle in bare.body)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
 
     def engine_before(self, seq: int) -> EngineStarted | None:
-        """The last EngineStarted before fact `seq`: what the facts of that time were made with. None if there is none.
+        """The last EngineStarted before fact `seq`: what the facts of that time were made with; None without one."""
+        event = next((fact.event for fact in self.before(seq, EngineStarted)), None)
+        assert event is None or isinstance(event, EngineStarted), event
+        return event
+
+    def before(self, seq: int, kind: type[AnyEvent]) -> Iterator[Recorded]:
+        """The facts of one rare kind before fact `seq`, the newest first.
 
         Walks back page by page, for facts have no index on their kind.
         """
+        pace = Pace()
         while seq > 1:
-            low = max(seq - SCAN_FACTS, 1)
-            with self.transaction() as db:
-                found = rows.last_of_kind(db, low, seq - 1, chain.TAGS[EngineStarted][0], self._unpacked)
-            if found is not None:
-                event = self._recorded(found).event
-                assert isinstance(event, EngineStarted), event
-                return event
+            low = max(seq - pace.rows, 1)
+            with pace, self.transaction() as db:
+                found = rows.find(db, low - 1, seq - 1, tags=(chain.TAGS[kind][0],))
+            yield from map(self._recorded, reversed(self._facts(found)))
             seq = low
-        return None
 
-    def _bare(self, after: int, upto: int) -> list[Bare]:
-        with self.transaction() as db:
-            try:
-                return list(rows.bare(db, after, upto, self._unpacked))
-            except rows.DamagedSegment as error:
-                step = "run `zj journal verify`"
-                raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
+    def unended_start(self) -> tuple[int, int] | None:
+        """The last server's start (seq and pid) if no end follows it; (0, 0) if none of all three is near. Else None.
+
+        Only the last LIFE_SCAN_FACTS facts are looked at: a start must not read all history.
+        """
+        end = self.head
+        floor = max(end - LIFE_SCAN_FACTS, 0)
+        tags = tuple(chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed))
+        pace = Pace()
+        while end > floor:
+            low = max(end - pace.rows, floor)
+            with pace, self.transaction() as db:
+                found = rows.find(db, low, end, tags=tags)
+            if facts := self._facts(found):
+                last = self._recorded(facts[-1])
+                return (last.seq, last.event.pid) if isinstance(last.event, ServerStarted) else None
+            end = low
+        return (0, 0) if floor else None
+
+    def _facts(self, found: rows.Found) -> list[Bare]:
+        try:
+            return list(rows.facts(found, self._unpacked))
+        except rows.DamagedSegment as error:
+            step = "run `zj journal verify`"
+            raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
 
     def _recorded(self, bare: Bare) -> Recorded:
         sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
         try:
             return chain.recorded(bare.seq, bare.time, bare.body, bare.payload, sha)
+        except NewerEvent as error:
+            raise database.fault(self.path, f"fact {bare.seq}: {error}", "use a newer zjournal") from None
         except msgspec.MsgspecError as error:
             reason = f"fact {bare.seq} cannot be read ({error})"
-            raise database.fault(self.path, reason, "run `zj journal verify`, or use a newer zjournal") from None
+            raise database.fault(self.path, reason, "run `zj journal verify`") from None
 
     # --- contents and tenants -------------------------------------------------------------------------
 
@@ -179,7 +255,12 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            return content.fetch(db, tenant, secret, digest, self._plains)
+            stored = content.stored(db, tenant, digest, self._plains)
+        return content.opened(secret, digest, stored, self._plains)
+
+    def tenant_name(self, tenant: str) -> str:
+        """The name of the tenant of this id: a key's name. Raises JournalFault."""
+        return self._tenant(tenant).name
 
     def _tenant(self, tenant: str) -> Tenant:
         known = self._tenants.get(tenant)
@@ -199,7 +280,13 @@ class Reader:
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
-        return self._turns(f"{BY_SESSION} ORDER BY accepted_seq", session, session)
+        found: list[Turn] = []
+        after = 0
+        where = f"{BY_SESSION} AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?"
+        while page := self._turns(where, session, session, after, TURNS_PAGE):
+            found += page
+            after = page[-1].accepted_seq
+        return found
 
     def running(self) -> list[Turn]:
         """Turns without an end, oldest first."""
@@ -236,10 +323,10 @@ class Reader:
         return found[0] if found else None
 
     def sessions(self, limit: int = 100, before: int | None = None) -> list[Session]:
-        """Sessions by last activity, newest first; `before`: the `last_seq` of the last one of the page before."""
+        """Sessions not deleted, last used first; `before`: the `last_seq` of the last one of the page before."""
         assert 0 < limit <= SESSIONS_PAGE_MAX, limit
         bound = before if before is not None else 1 << 62
-        return self._sessions("last_seq < ? ORDER BY last_seq DESC LIMIT ?", bound, limit)
+        return self._sessions("last_seq < ? AND deleted = 0 ORDER BY last_seq DESC LIMIT ?", bound, limit)
 
     def sessions_named(self, prefix: str, limit: int = 2) -> list[Session]:
         """Sessions whose id begins with `prefix`: so that a person may type the beginning of one."""
@@ -256,8 +343,9 @@ class Reader:
         return self._one_turn(f"{BY_SESSION} ORDER BY accepted_seq DESC", session, session)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
-        """The newest session that a client of this tenant calls by this key (a digest)."""
-        found = self._sessions("tenant = ? AND key = ? AND key != x'' ORDER BY opened_seq DESC LIMIT 1", tenant, key)
+        """The newest session, not deleted, that a client of this tenant calls by this key (a digest)."""
+        where = "tenant = ? AND key = ? AND key != x'' AND deleted = 0 ORDER BY opened_seq DESC LIMIT 1"
+        found = self._sessions(where, tenant, key)
         return found[0] if found else None
 
     def _one_turn(self, where: str, *values: object) -> Turn | None:

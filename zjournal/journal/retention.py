@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from zjournal.journal import content, rows
+from zjournal.journal import content
 from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
 from zjournal.journal.projections import BY_PARENT, BY_RESPONSE, DELETED, TURN_COLUMNS, Turn, turn_of
@@ -111,16 +111,25 @@ def _may_go(tx: Transaction, turn: Turn) -> bool:
     return tx.db.execute(query, (turn.response, turn.response)).fetchone() is None
 
 
-def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
+def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
+    """Erases this turn alone. Returns the bytes that went, None if it must stay: unknown, erased, running, needed."""
+    turn = _turn(tx, response)
+    return None if turn is None or not _may_go(tx, turn) else _erase_one(tx, turn, cause)
+
+
+def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
+    freed = 0
     needle = turn.response.encode()
-    held: list[int] = []
     for bare in tx.facts(turn.accepted_seq - 1, turn.last_seq):
         # The id may stand in another turn's fact as its parent.
-        if needle in bare.body and getattr(decode_body(bare.body), "response", None) == turn.response:
-            held += [bare.seq] if bare.payload is not None else []
-            content.drop(tx.db, content.references(decode_body(bare.body)))
-    rows.erase_payloads(tx.db, held)
+        if needle not in bare.body or getattr(decode_body(bare.body), "response", None) != turn.response:
+            continue
+        if bare.payload is not None:
+            tx.erase_payloads([bare.seq])
+            freed += len(bare.payload)
+        freed += content.drop(tx.db, content.references(decode_body(bare.body)))
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
+    return freed
 
 
 def _turn(tx: Transaction, response: str) -> Turn | None:

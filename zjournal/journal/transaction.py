@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
@@ -20,7 +20,7 @@ _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class ParentErased(Exception):
-    """The turn that a request was about to continue was erased before the request was written down."""
+    """The turn or session that a request was about to continue went before the request was written down."""
 
 
 class Transaction:
@@ -46,6 +46,8 @@ class Transaction:
         self._salt_of = salt_of
         self._rows: list[chain.Row] = []
         self._folded = 0  # this many of `recorded` are in the tables
+        self._gone: set[int] = set()
+        self._unpacked = rows.Unpacked()
 
     def append(self, facts: Sequence[Fact]) -> int:
         """Appends and folds at once, so that what follows in this transaction sees it. Returns the last number."""
@@ -67,8 +69,8 @@ class Transaction:
                 assert len(fact.payload) <= chain.PAYLOAD_BYTES_MAX, len(fact.payload)
                 payload = self._salt_of(fact.event) + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
-            if isinstance(fact.event, RequestAccepted) and fact.event.parent:
-                self._check_parent(fact.event.parent)
+            if isinstance(fact.event, RequestAccepted):
+                self._check_place(fact.event)
             if fact.contents or content.references(fact.event):
                 content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant), self._plains)
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
@@ -78,13 +80,25 @@ class Transaction:
 
     def facts(self, after: int, upto: int) -> list[Bare]:
         """The facts from `after` to `upto` as they lie in the journal, those of this transaction included."""
-        return list(rows.bare(self.db, after, upto, rows.Unpacked()))
+        return list(rows.facts(rows.find(self.db, after, upto), self._unpacked))
 
-    def _check_parent(self, parent: str) -> None:
+    def erase_payloads(self, numbers: Iterable[int]) -> None:
+        """Takes the payloads of these facts away before the end of the transaction: of many facts at once."""
+        self._gone.update(numbers)
+
+    def _check_place(self, accepted: RequestAccepted) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
-        row = self.db.execute(f"SELECT erased FROM turn WHERE {BY_RESPONSE}", (parent, parent)).fetchone()
-        if row is not None and row[0]:
-            raise ParentErased(parent)
+        parent = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 1"
+        if accepted.parent and self.db.execute(parent, (accepted.parent, accepted.parent)).fetchone():
+            raise ParentErased(accepted.parent)
+        session = "SELECT 1 FROM session WHERE session = ? AND deleted = 1"
+        if accepted.session and self.db.execute(session, (accepted.session,)).fetchone():
+            raise ParentErased(accepted.session)
+
+    def finish(self) -> None:
+        """What is left to do before the commit."""
+        self.flush()
+        rows.erase_payloads(self.db, self._gone)
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""

@@ -44,6 +44,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     session_key: bytes  # digest of the client's own name for its session, or empty
     parent: str  # response id, or ""
     items: tuple[ask.Item, ...]  # everything the prompt is made of, earlier outputs as Output
+    new: tuple[ask.Item, ...]  # those of the request that its parent's history does not hold
     history: bytes  # rolling digest after all items
     base: bytes = b""  # digest of the record that this one's repeats most of, as far as is known
     openings: tuple[str, ...] = ()  # names for how the conversation begins
@@ -123,8 +124,10 @@ class Chains:
         alike: Turn | None = None
         if request.previous is not None:
             items, parent = self._continued(request, request.previous, tenant)
+            new = request.items
         else:
-            items, parent, alike = self._recognise(request.items, start, tenant)
+            items, parent, known, alike = self._recognise(request.items, start, tenant)
+            new = request.items[known:]
         named = self._journal.find_session(tenant, key) if key else None
         session = named.session if named else parent.session if parent and not key else ""
         openings = tuple(f"{tenant} {identity.history_step(start, item).hex()}" for item in items[:OPENING_ITEMS])
@@ -133,6 +136,7 @@ class Chains:
             session_key=key,
             parent=parent.response if parent else "",
             items=items,
+            new=new,
             history=identity.history(start, items),
             base=self._base(alike or parent, session, openings),
             openings=openings,
@@ -241,11 +245,12 @@ class Chains:
 
     def _recognise(
         self, items: tuple[ask.Item, ...], start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Turn | None, Turn | None]:
-        """Finds our own outputs in a resent history: the items with them as Output, the parent, and a turn alike.
+    ) -> tuple[tuple[ask.Item, ...], Turn | None, int, Turn | None]:
+        """Finds our own outputs in a resent history.
 
-        The parent's answer or, where the client changed that, its whole request is the longest beginning of the
-        items. The turn alike has the longest request that is a beginning, be it the same one sent again.
+        The items with them as Output; the parent, whose answer or, where the client changed that, whose whole request
+        is the longest beginning of the items; how many items that beginning has; and a turn alike, whose request is
+        the longest beginning, be it the same one sent again.
         """
         digests: list[bytes] = []
         digest = start
@@ -272,7 +277,8 @@ class Chains:
             for index, item in enumerate(items)
             for output in (self._turn(found[index]).output if index in found else (item,))
         )
-        return replaced, newest, alike
+        known = 0 if newest is None else 1 + (places[newest.asked] if newest is asked else boundaries[newest.history])
+        return replaced, newest, known, alike
 
 
 def _said(item: ask.Item) -> bool:
