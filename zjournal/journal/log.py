@@ -93,6 +93,7 @@ class Journal(Reader):
             identity = database.Identity(self.id, self.secret)
             self._head = quick.checked_head(self._db, self.path, identity)
             quick.check_witness(self._db, self.path, identity, self._head)
+            self._genesis = chain.genesis(*identity)
             self._sealed = rows.sealed(self._db)
             self._wal = wal.Log(self._db, self.path, self._own_checkpoints, log_limit)
         except BaseException:
@@ -231,6 +232,10 @@ class Journal(Reader):
         refusal = self._wal.refusal
         if refusal is not None:
             raise JournalUnavailable(refusal)
+
+    def seal(self) -> int:
+        """Packs the oldest facts that are not packed yet, as the journal does by itself in time; returns how many."""
+        return self.run(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis)).result()
 
     def tenant(self, name: str) -> Tenant:
         """The tenant of this name; made on first use, which waits for a commit."""
@@ -395,9 +400,8 @@ class Journal(Reader):
 
     def _seal(self) -> None:
         """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
-        genesis = chain.genesis(self.id, self.secret)
         try:
-            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, genesis), self._head.time)
+            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis), self._head.time)
             self._sealed = rows.sealed(self._db)
         except (JournalUnavailable, sqlite3.Error, ValueError) as error:
             _log.error("facts after %d could not be sealed: %s", self._sealed, error)
@@ -405,7 +409,9 @@ class Journal(Reader):
 
     def _settle(self) -> None:
         """What is done last: it makes the file small for as long as nobody has it open."""
-        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
+        if not self._own_checkpoints or self._lost:
+            return
+        while self._unsealed >= SEAL_CLOSING_FACTS:
             self._seal()
         try:
             self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page

@@ -152,11 +152,13 @@ def tail(db: sqlite3.Connection, count: int, genesis: Head) -> tuple[Head, list[
     rows = db.execute(f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?", (count + 1,)).fetchall()[::-1]
     if len(rows) > count and chain.type_fault_of(rows[0]) is None:
         return chain.head_of(rows[0]), rows[1:]
+    start = genesis
     last = sealed(db)
-    if not last:
-        return genesis, rows
-    start = _head_before(db, last, genesis)
-    return start, page(db, start, count) + rows
+    while last and len(rows) < count:
+        start = _head_before(db, last, genesis)
+        rows = page(db, start, count, last) + rows
+        last = start.seq
+    return start, rows
 
 
 def link_at(db: sqlite3.Connection, seq: int, genesis: Head) -> bytes | None:

@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from tests.unit.journal.facts import open_journal, session
+from zjournal.dialects.prompt import Span
 from zjournal.errors import JournalFault, NotFound
 from zjournal.journal import retention
 from zjournal.journal.events import EngineStarted, Fact, PromptRendered, RequestAccepted, ResponseFinished
 from zjournal.journal.log import SERVER_TENANT, Journal
-from zjournal.link import wire
 from zjournal.sessions import identity, vocabulary
 from zjournal.sessions.diff import Rendered, Source
 from zjournal.sessions.prompts import Prompts, role_at, value_at
+from zjournal.sessions.record import pack
 
 WORDS = vocabulary.pack(bytes([byte]) for byte in range(256))
 
@@ -53,16 +54,16 @@ def turn(
     *parts: tuple[str, str],
     previous: str = "",
     fingerprint: str = "f",
-    spans: bytes | None = None,
+    damage: bytes | None = None,
 ) -> None:
     """A turn that ended, whose prompt is made of (path, text)."""
     raw = json.dumps(body).encode()
     at, marked = 0, []
     for path, text in parts:
         marked.append([at, at := at + len(text.encode()), path])
-    tokens = wire.pack_ids(list("".join(text for _, text in parts).encode()))
-    contents = (raw, b"items"), (tokens, msgspec.msgpack.encode(marked) if spans is None else spans)
-    names = [[journal.digest("local", data) for data in pair] for pair in contents]
+    ids = list("".join(text for _, text in parts).encode())
+    told = [Span(start, end, path) for start, end, path in marked]
+    record = pack(raw, ids, told, None, lambda response: ()) if damage is None else damage
     accepted = RequestAccepted(
         tenant="local",
         response=response,
@@ -75,8 +76,7 @@ def turn(
         stored=True,
         stream=False,
         created=1,
-        raw=names[0][0],
-        items=names[0][1],
+        record=journal.digest("local", record),
         dialect="chatml",
         encoder=1,
         temperature=0.0,
@@ -85,11 +85,11 @@ def turn(
         seed=0,
         max_tokens=8,
     )
-    rendered = PromptRendered(tenant="local", response=response, count=at, tokens=names[1][0], spans=names[1][1])
+    rendered = PromptRendered(tenant="local", response=response, count=at)
     ended = ResponseFinished(
         tenant="local", response=response, reason="stop", output=2, queue_us=0, prefill_us=0, decode_us=0
     )
-    facts = [Fact(accepted, contents=contents[0]), Fact(rendered, contents=contents[1]), Fact(ended)]
+    facts = [Fact(accepted, contents=(record,)), Fact(rendered), Fact(ended)]
     journal.append(facts).result()
 
 
@@ -205,17 +205,25 @@ def test_an_erased_turn_says_so(journal: Journal) -> None:
         read(journal, "r1")
 
 
+def _record(*lengths: int, low: bytes = b"o\0n\0e\0", version: int = 1) -> bytes:
+    paths = ["input"] * len(lengths)
+    return msgspec.msgpack.encode([version, low, b"", lengths, paths, [], b"{}", b"x" * 8])
+
+
 @pytest.mark.parametrize(
-    ("spans", "said"),
+    ("damage", "said"),
     [
-        (msgspec.msgpack.encode([[0, 2, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 2, ""], [1, 3, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 0, ""], [0, 3, ""]]), "do not cover"),
+        (_record(2), "do not cover"),
+        (_record(2, 3), "do not cover"),
+        (_record(0, 3), "do not fit together"),
+        (_record(3, low=b"one"), "are cut"),
+        (_record(3, version=2), "of version 2"),
+        (_record(2, low=b"o\0n\0"), "not that of its prompt"),
         (b"\xc1", "cannot be read"),
     ],
 )
-def test_spans_that_do_not_fit_are_a_fault(journal: Journal, spans: bytes, said: str) -> None:
-    turn(journal, "r1", {"input": "one"}, ("input", "one"), spans=spans)
+def test_a_record_that_does_not_fit_is_a_fault(journal: Journal, damage: bytes, said: str) -> None:
+    turn(journal, "r1", {"input": "one"}, ("input", "one"), damage=damage)
     with pytest.raises(JournalFault, match=said):
         read(journal, "r1")
 
