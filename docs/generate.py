@@ -1,11 +1,16 @@
-"""Writes the pages that are made from the program: docs/cli.md and the table in docs/config.md.
+"""Writes what is made from the program: docs/cli.md, and the tables in docs/config.md and docs/journal.md.
 
 `python docs/generate.py` writes them; tests/test_docs.py fails when they are stale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import io
+import re
+import tokenize
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,11 @@ import typer
 
 from zjournal.cli.main import app
 from zjournal.config import SETTINGS
+from zjournal.journal import events
 
 HERE = Path(__file__).resolve().parent
-BEGIN = "<!-- generated: settings -->"
 END = "<!-- end generated -->"
+FACT_KEYS = ("By", "When", "Promise", "Payload", "Later")  # of the docstring of a fact; the first three are required
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -68,19 +74,83 @@ def settings_table() -> str:
     return "\n".join(lines)
 
 
-def config_page(page: str) -> str:
-    """docs/config.md with its table made again; the text around it is written by hand."""
-    before, _, rest = page.partition(BEGIN)
+def facts_table() -> str:
+    """The table of docs/journal.md: a row a fact, from its Struct and docstring."""
+    lines = ["| tag | what it says | written by | when | promise | body | payload |", "|---|---|---|---|---|---|---|"]
+    for event in typing.get_args(events.AnyEvent):
+        what, said = fact_doc(event)
+        later = f" **Not written yet: {said['Later'].rstrip('.')}.**" if "Later" in said else ""
+        body = ", ".join(f"`{name}`{f' ({comment})' if comment else ''}" for name, comment in fact_fields(event))
+        cells = [
+            what + later,
+            *(_capital(said.get(key, "")) for key in ("By", "When", "Promise")),
+            body,
+            said.get("Payload", ""),
+        ]
+        lines.append(f"| `{event.__struct_config__.tag}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fact_doc(event: type) -> tuple[str, Mapping[str, str]]:
+    """A fact's docstring: what happened, and what stands behind each of FACT_KEYS."""
+    what, _, rest = (inspect.getdoc(event) or "").partition("\n\n")
+    said: dict[str, str] = {}
+    for line in rest.splitlines():
+        found = re.match(r"([A-Z][a-z]+): ", line)
+        if found is not None:
+            said[found[1]] = line[found.end() :]
+        else:
+            said[list(said)[-1]] += " " + line.strip()
+    unknown = said.keys() - set(FACT_KEYS)
+    missing = set(FACT_KEYS[:3]) - said.keys()
+    assert not unknown and not missing, (event.__name__, unknown, missing)
+    return " ".join(what.split()), said
+
+
+def fact_fields(event: type) -> list[tuple[str, str]]:
+    """Each field of a fact in order, `tenant` left out, with the comment behind it in the source."""
+    comments: dict[str, str] = {}
+    name = ""
+    line = -1
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(event)).readline):
+        if token.start[0] != line:
+            line, name = token.start[0], token.string if token.type == tokenize.NAME else ""
+            if token.type in (tokenize.INDENT, tokenize.NL, tokenize.NEWLINE):
+                line = -1
+        if token.type == tokenize.COMMENT and name:
+            comments[name] = token.string.lstrip("# ")
+    return [(field, comments.get(field, "")) for field in event.__struct_fields__ if field != "tenant"]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def filled(page: str, name: str, table: str) -> str:
+    """A page with what stands between its markers of this name made again; the text around it is written by hand."""
+    begin = f"<!-- generated: {name} -->"
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
-    assert rest and after, "docs/config.md has lost its markers"
-    return f"{before}{BEGIN}\n{settings_table()}\n{END}{after}"
+    assert rest and after, f"the page has lost its markers of {name}"
+    return f"{before}{begin}\n{table}\n{END}{after}"
+
+
+def config_page(page: str) -> str:
+    """docs/config.md with its table made again."""
+    return filled(page, "settings", settings_table())
+
+
+def journal_page(page: str) -> str:
+    """docs/journal.md with its table of facts made again."""
+    return filled(page, "facts", facts_table())
 
 
 def main() -> None:
-    """Writes both pages in place."""
+    """Writes the pages in place."""
     (HERE / "cli.md").write_text(cli_page())
-    page = HERE / "config.md"
-    page.write_text(config_page(page.read_text()))
+    for name, made in (("config.md", config_page), ("journal.md", journal_page)):
+        page = HERE / name
+        page.write_text(made(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ SCHEMA = (
         opened_us INTEGER NOT NULL,
         turns INTEGER NOT NULL,
         last_seq INTEGER NOT NULL,
-        last_us INTEGER NOT NULL
+        last_us INTEGER NOT NULL,
+        pinned INTEGER NOT NULL,
+        deleted INTEGER NOT NULL
     )
     """,
     "CREATE INDEX session_key ON session (tenant, key) WHERE key != x''",
@@ -82,6 +84,7 @@ SCHEMA = (
         last_seq INTEGER NOT NULL,
         prompt INTEGER NOT NULL,
         cached INTEGER NOT NULL,
+        cache_reason TEXT NOT NULL,
         output INTEGER NOT NULL,
         queue_us INTEGER NOT NULL,
         prefill_us INTEGER NOT NULL,

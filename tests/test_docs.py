@@ -38,6 +38,11 @@ def test_settings_table_is_fresh() -> None:
     assert page == GENERATE.config_page(page), "run: make docs"
 
 
+def test_table_of_facts_is_fresh() -> None:
+    page = (DOCS / "journal.md").read_text()
+    assert page == GENERATE.journal_page(page), "run: make docs"
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_each_setting_is_documented_and_is_a_flag_of_serve(setting: object) -> None:
     page = (DOCS / "config.md").read_text()

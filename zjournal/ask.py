@@ -99,6 +99,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     previous: str | None = None  # previous_response_id
     session_key: str | None = None  # what the client calls its session, if it says so
+    client: tuple[tuple[str, str], ...] = ()  # headers that say who asks, by lower-case name; no credentials
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):

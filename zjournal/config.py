@@ -31,6 +31,8 @@ CONTEXT_MAX = 1 << 24  # tokens
 RUNNING_MAX = 1024
 KV_BYTES_MIN = 1 << 20
 KV_BYTES_MAX = 1 << 44
+WAL_BYTES_MIN = 1 << 20
+WAL_BYTES_MAX = 1 << 40
 BODY_BYTES_MIN = 1 << 10
 BODY_BYTES_MAX = 1 << 32
 NO_HOME = "/nonexistent"  # what Debian calls it
@@ -59,7 +61,11 @@ class Config:
     max_running: int
     api_key_file: Path | None
     insecure_bind: bool
+    checkpoint: str  # own or external: who empties the journal's write-ahead log
+    wal_max: int
     unstored_retention: float
+    journal_max_bytes: int  # 0: no limit
+    journal_max_age: float  # 0: no limit
     drain_timeout: float
     body_max: int
     log_level: str
@@ -217,7 +223,17 @@ SETTINGS = (
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
     Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),
+    Setting("checkpoint", _choice("own", "external"), "own", "Who empties the write-ahead log: own or external."),
+    Setting("wal_max", _size(WAL_BYTES_MIN, WAL_BYTES_MAX), "1GiB", "Log size that stops new requests.", show_size),
     Setting("unstored_retention", _duration, "7d", "How long store:false turns stay in the journal.", show_duration),
+    Setting(
+        "journal_max_bytes",
+        _size(0, KV_BYTES_MAX),
+        "0",
+        "Delete the least recently used sessions while the journal holds more; 0: never.",
+        show_size,
+    ),
+    Setting("journal_max_age", _duration, "0", "Delete sessions unused for so long; 0: never.", show_duration),
     Setting("drain_timeout", _duration, "30s", "How long SIGTERM waits for running requests.", show_duration),
     Setting("body_max", _size(BODY_BYTES_MIN, BODY_BYTES_MAX), "64MiB", "Largest request body.", show_size),
     Setting("log_level", _choice("debug", "info", "warning", "error"), "info", "Least severity that is logged."),
@@ -350,6 +366,15 @@ def _key_problem(name: str, key: str) -> str | None:
 
 def _key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def sqlite_temporary_dir(environ: Mapping[str, str]) -> Path:
+    """The folder that SQLite takes for temporary files."""
+    named = [environ[name] for name in ("SQLITE_TMPDIR", "TMPDIR") if environ.get(name)]
+    for folder in (*named, "/var/tmp", "/usr/tmp", "/tmp"):
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return Path(folder)
+    return Path(".")
 
 
 def version() -> str:

@@ -137,6 +137,18 @@ class JournalFault(Fault):
     code, exit_code = "journal", 65
 
 
+class OutputFault(Fault):
+    """A file that was asked for cannot be made: it exists, or its folder or disk refuses. 73 is EX_CANTCREAT."""
+
+    code, exit_code = "output", 73
+
+
+class ImportFault(Fault):
+    """A file is no export of ours, is damaged, or does not fit into this journal. 65 is EX_DATAERR."""
+
+    code, exit_code = "import", 65
+
+
 class EngineStartFault(Fault):
     """The engine process could not load the model or set up its device."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from zjournal import errors
 from zjournal.config import Config, read_api_keys, version
-from zjournal.journal import datadir, events, retention
+from zjournal.journal import caps, datadir, events, quick, retention
 from zjournal.journal.log import Journal, wall_clock_us
 from zjournal.link import logs, wire
 from zjournal.link.client import EngineClient
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from zjournal.api.submit import Desk
 
 SWEEP_EVERY_S = 3600.0
+CAP_EVERY_S = 60.0
+CAP_PAUSE_S = 2.0  # between two rounds when the first was not enough
 BACKLOG = 256
 PREFILL_TOKENS = 512  # in one step, beside a token of each running response
 LAST_RESPONSE_GRACE_S = 5.0  # for bytes of finished responses to leave
@@ -49,8 +51,9 @@ def run(config: Config) -> int:
             param="context",
         )
     with datadir.lock(config.data_dir), _bind(config.host, config.port) as listening:
-        journal = Journal.open(config.data_dir)
+        journal = Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max)
         try:
+            quick.check_projections(journal)
             return _event_loop(_Server(config, choice, journal, listening))
         finally:
             journal.close()
@@ -102,20 +105,23 @@ class _Server:
         self._write_start()
         for turn in self._journal.recover():
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
+        from zjournal.api.admin import AdminSocket
         from zjournal.api.metrics import Metrics
         from zjournal.api.running import Runs
         from zjournal.api.submit import Desk
 
         keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
+        metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
         runs = Runs(self._journal, metrics, self._config.unstored_retention)
         desk = Desk(self._journal, runs, metrics, keys)
         engine = EngineClient(self._engine_start(), runs)
         engine.start()
-        vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._watch(runs))
+        vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
-            return await self._serve_http(desk, runs)
+            async with AdminSocket(self._journal, self._config.data_dir).listening():
+                return await self._serve_http(desk, runs)
         finally:
             for task in tasks:
                 task.cancel()
@@ -124,10 +130,15 @@ class _Server:
             self._journal.append([events.Fact(events.ServerStopped())])
 
     def _write_start(self) -> None:
-        """The first fact. Raises JournalFault: a journal that cannot be written takes no requests, so say it now."""
-        started = events.ServerStarted(version=version(), pid=os.getpid())
+        """The first facts. Raises JournalFault: a journal that cannot be written takes no requests, so say it now."""
+        facts = [events.Fact(events.ServerStarted(version=version(), pid=os.getpid()))]
+        before = self._journal.unended_start()
+        if before is not None:
+            started, pid = before
+            log.warning("the server before this one (pid %d) left no orderly end", pid)
+            facts.insert(0, events.Fact(events.ServerCrashed(pid=pid, started=started)))
         try:
-            self._journal.append([events.Fact(started)]).result()
+            self._journal.append(facts).result()
         except errors.JournalUnavailable as fault:
             reason = fault.message.removesuffix(".")
             step = "check the disk and its free space, and start again"
@@ -233,6 +244,17 @@ class _Server:
             except errors.Fault as fault:
                 log.error("the sweep of unstored turns failed: %s", fault.message)
             await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def _cap(self) -> None:
+        """Keeps the journal within its caps, where any are set."""
+        limits = caps.Limits(self._config.journal_max_bytes, self._config.journal_max_age)
+        while limits.any:
+            more = False
+            try:
+                more = await asyncio.to_thread(caps.enforce, self._journal, limits, wall_clock_us())
+            except errors.Fault as fault:
+                log.error("the journal cannot be kept within its caps: %s", fault.message)
+            await asyncio.sleep(CAP_PAUSE_S if more else CAP_EVERY_S)
 
     def _engine_start(self) -> wire.Start:
         config = self._config

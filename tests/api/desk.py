@@ -11,8 +11,8 @@ from zjournal.api.submit import ModelCard, Turn
 CREATED = 1_764_000_000
 
 
-def item_id(response: str, index: int, prefix: str) -> str:
-    digest = hashlib.sha256(f"{response}/{index}".encode()).hexdigest()
+def item_id(turn: Turn, index: int, prefix: str) -> str:
+    digest = hashlib.sha256(f"{turn.response}/{index}".encode()).hexdigest()
     return f"{prefix}_{digest[:24]}"
 
 
@@ -74,8 +74,8 @@ class FakeDesk:
         self.cancelled.append(turn.response)
         self.cancel_seen.set()
 
-    def item_id(self, response: str, index: int, prefix: str) -> str:
-        return item_id(response, index, prefix)
+    def item_id(self, turn: Turn, index: int, prefix: str) -> str:
+        return item_id(turn, index, prefix)
 
     def models(self) -> list[ModelCard]:
         return [ModelCard("smol", CREATED, 8192, ("org/smol", "gpt-4o"))]

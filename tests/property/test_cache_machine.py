@@ -186,6 +186,23 @@ class CacheMachine(RuleBasedStateMachine):
         self.known.append(list(one.ids))
         self.sync()
 
+    @precondition(lambda self: self.number)
+    @rule(data=st.data())
+    def forget(self, data):
+        """Which blocks go is left to the cache; it must keep what runs, and leave no state of what is forgotten."""
+        requests = data.draw(st.sets(st.integers(1, self.number).map(str), min_size=1, max_size=4))
+        self.residency.forget(requests)
+        before, after = set(self.naive.kept), self.real()
+        assert (before - after).isdisjoint(self.pinned())
+        for namespace, spelled in after - before:  # the beginning of a block whose end went
+            cut = [key for key in before - after if key[0] == namespace and key[1][: len(spelled)] == spelled]
+            self.naive.kept[namespace, spelled] = max(self.naive.kept[key] for key in cut)
+        for key in before - after:
+            del self.naive.kept[key]
+        self.sync()
+        for node in self.residency._graph._all():
+            assert requests.isdisjoint(state.request for state in node.states.values())
+
     @invariant()
     def sound(self):
         self.residency.check([one.ticket for one in self.running])

@@ -10,6 +10,7 @@ import pytest
 
 from zjournal.checkpoint.script import Script, Turn
 from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.engine.cache.prefix import COLD, EVICTED, EXTENDED, FORKED, NO_ROOM, WHOLE
 from zjournal.engine.models.scripted import TOKEN_KV_BYTES, ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
 from zjournal.link import wire
@@ -90,6 +91,9 @@ class Load:
                     self.states += 1 if event.change == "admit" else -1
                 case wire.Matched():
                     assert event.cached < event.prompt
+                    assert event.reason in (WHOLE, EXTENDED, FORKED, EVICTED, COLD, NO_ROOM)
+                    assert (event.reason == WHOLE) == (event.cached == event.prompt - 1)
+                    assert event.cached == 0 or event.reason != COLD
                     self.cached["cached"] += event.cached
         assert self.states == self.scheduler.gauges().states
 

@@ -31,6 +31,7 @@ from tests.sim.model import (
 )
 from tests.sim.plan import Life, Plan
 from tests.sim.traffic import Traffic
+from zjournal.errors import JournalFault
 from zjournal.journal import events
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import Fact, Recorded
@@ -264,7 +265,7 @@ class Run:
             self._under_way, self._must = [], False
             return
         shutil.copytree(self._data_dir, self._copy)
-        with Journal.open(self._copy, clock=lambda: self._traffic.now) as journal:
+        with self._open_copy() as journal:
             possible = self._possible()
             self._unsure = [] if self._must else possible
             self._model = self._explained(all_facts(journal), possible)
@@ -280,6 +281,12 @@ class Run:
             self._check_start(journal)
         if not verify(self._copy).clean:
             raise Mismatch(f"verify of the repaired copy after life {number}: {verify(self._copy).fault}")
+
+    def _open_copy(self) -> Journal:
+        try:
+            return Journal.open(self._copy, clock=lambda: self._traffic.now)
+        except JournalFault as fault:
+            raise Mismatch(f"acknowledged facts cannot be read any more: {fault.message}") from None
 
     def _check_start(self, journal: Journal) -> None:
         """What the next start does with it: no turn runs on, and the projections come out the same when rebuilt."""

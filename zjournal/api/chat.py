@@ -135,6 +135,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         store=body.store is not False,
         stream=bool(body.stream),
         session_key=fields.session_key(headers, body.prompt_cache_key),
+        client=fields.client(headers),
     )
 
 

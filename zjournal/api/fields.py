@@ -36,6 +36,13 @@ SESSION_HEADERS = (
     "x-client-request-id",
 )
 
+CLIENT_HEADERS = ("user-agent", "originator")  # beside the one that names the session
+CLIENT_CHARS_MAX = 256  # of each value that is kept
+# What a credential looks like where none belongs.
+_CREDENTIAL = re.compile(
+    r"(?i)\b(?:bearer|basic)\s|\b(?:password|passwd|secret|token|api[-_]?key)\s*[:=]|\bsk-|://[^/\s]*@"
+)
+
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=TEMPERATURE_MAX)]
@@ -183,3 +190,19 @@ def session_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str
         if value := headers.get(name):
             return value
     return prompt_cache_key or None
+
+
+def client(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The headers that say who asks, cut to CLIENT_CHARS_MAX characters each. Lower-case names.
+
+    They are journaled, so a value with the request's own key, or with what looks like a credential, is left out.
+    """
+    _, _, bearer = headers.get("authorization", "").partition(" ")
+    keys = [key for key in (bearer.strip(), headers.get("x-api-key", "").strip()) if key]
+    named = next((name for name in SESSION_HEADERS if headers.get(name)), "")
+    kept = []
+    for name in (*CLIENT_HEADERS, named):
+        value = headers.get(name, "")
+        if value and not _CREDENTIAL.search(value) and not any(key in value for key in keys):
+            kept.append((name, value[:CLIENT_CHARS_MAX]))
+    return tuple(kept)

@@ -1,10 +1,12 @@
 """What is counted, under names that stay: the numbers of `/metrics` in Prometheus text format.
 
 Each server has its own registry, so two in one process do not share numbers. The edge counts requests, the desk
-counts what their answers cost; nothing here reads the journal.
+counts what their answers cost; nothing here reads the journal's facts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -42,6 +44,12 @@ class Metrics:
         self._waiting = Gauge("zj_waiting", "Requests that wait for the engine.", registry=registry)
         self._kv_blocks = Gauge("zj_kv_blocks", "KV blocks in the pool.", registry=registry)
         self._kv_blocks_free = Gauge("zj_kv_blocks_free", "KV blocks that hold nothing.", registry=registry)
+        self._log_bytes = Gauge("zj_journal_wal_bytes", "Size of the journal's write-ahead log.", registry=registry)
+        self._log_blocker = Gauge(
+            "zj_journal_blocking_reader_pid",
+            "Process whose read transaction keeps the write-ahead log from being emptied; 0: none.",
+            registry=registry,
+        )
         self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
 
     def request(self, api: str, status: int) -> None:
@@ -76,6 +84,11 @@ class Metrics:
         self._kv_blocks.set(gauges.kv_blocks)
         self._kv_blocks_free.set(gauges.kv_blocks_free)
         self._states.set(gauges.states)
+
+    def journal(self, log_bytes: Callable[[], int], blocker_pid: Callable[[], int]) -> None:
+        """Sets where the numbers of the journal's log come from; they are asked for at each `render`."""
+        self._log_bytes.set_function(log_bytes)
+        self._log_blocker.set_function(blocker_pid)
 
     def engine_crashed(self) -> None:
         """The engine process ended unasked; what it ran and held is gone."""

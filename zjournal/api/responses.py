@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ENCODER_VERSION = 1
 
-ItemId = Callable[[str, int, str], str]  # (response, index, prefix) to "msg_<hex>"
+ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix) to "msg_<hex>"
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where it stands
@@ -162,6 +162,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         stream=bool(body.stream),
         previous=body.previous_response_id,
         session_key=fields.session_key(headers, echo.prompt_cache_key),
+        client=fields.client(headers),
     )
 
 
@@ -235,7 +236,7 @@ class Answer:
         self._turn = turn
         self._request = _request_half(turn)
         self._texts: list[str] = []
-        self.item_id = item_id(turn.response, 0, "msg")  # of the message, the only item so far
+        self.item_id = item_id(turn, 0, "msg")  # of the message, the only item so far
         self.open = False  # whether the message has begun
         self.end: Ended | Broke | None = None
 

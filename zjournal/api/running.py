@@ -117,6 +117,11 @@ class Runs:
         if self._engine is not None and response in self._running:
             self._engine.cancel(response)
 
+    def forget(self, responses: tuple[str, ...]) -> None:
+        """Gives up what the engine keeps of responses whose content was erased."""
+        if self._engine is not None and responses:
+            self._engine.forget(responses)
+
     def cancel_all(self) -> None:
         """Gives up whatever still runs."""
         for response in list(self._running):
@@ -198,6 +203,13 @@ class Runs:
                 message = "The engine stopped while this response was running."
                 self._fail(self._running[response], "engine_error", message)
 
+    def engine_stopped(self, pid: int, status: int) -> None:
+        """It ended as asked. One whose start is not durable leaves no trace of its end either."""
+        started = self.ready is not None
+        self.ready = self._coming = None
+        if started:
+            self._journal.append([events.Fact(events.EngineStopped(pid=pid, status=status))])
+
     def engine_said(self, message: wire.FromEngine) -> None:
         match message:
             case wire.CacheChanged():
@@ -242,6 +254,8 @@ class Runs:
             tier=message.tier,
             cached=message.cached,
             prompt=message.prompt,
+            reason=message.reason,
+            nearest=message.nearest,
         )
 
         def durable() -> None:

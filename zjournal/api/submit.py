@@ -7,10 +7,11 @@ runs in a thread of its own; what the engine answers belongs to running.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -21,7 +22,7 @@ from zjournal.api.running import Runs
 from zjournal.config import ApiKeys
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
-from zjournal.journal.log import SERVER_TENANT, Journal
+from zjournal.journal.log import SERVER_TENANT, Journal, Subscriber
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import chain, identity
@@ -36,6 +37,9 @@ OPENED_MAX = 4096  # sessions opened lately that are remembered
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
 LOCAL = "local"
+_GONE = (events.ResponseDeleted, events.PayloadErased, events.SessionDeleted)
+
+log = logging.getLogger("zjournal.api")
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -49,6 +53,7 @@ class Turn(msgspec.Struct, frozen=True):
     tenant: str
     tail: Tail | None = None  # while it runs, and for who submitted it: its content may be erased at its end
     earlier: Vocabulary | None = None  # of the model that made it, where that is not today's
+    item_secret: bytes = b""  # of an imported turn
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -100,6 +105,27 @@ class Desk:
             served.dialect,
             served.end_tokens,
         )
+        self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains))
+
+    def _forgetting(self, loop: asyncio.AbstractEventLoop, chains: chain.Chains) -> Subscriber:
+        """Who hears of what was deleted, however that came about: it must not live on in memory."""
+
+        def forget(responses: list[str], erased: tuple[str, ...], sessions: list[str]) -> None:
+            self._runs.forget(erased)
+            for key in [key for key, (session, _) in self._opened.items() if session in sessions]:
+                del self._opened[key]
+            for response in responses:  # behind whatever is being rendered, which may be reading it right now
+                self._renderer.submit(chains.forget, response)
+
+        def hear(facts: Sequence[events.Recorded]) -> None:
+            gone = [fact.event for fact in facts if isinstance(fact.event, _GONE)]
+            responses = [event.response for event in gone if not isinstance(event, events.SessionDeleted)]
+            sessions = [event.session for event in gone if isinstance(event, events.SessionDeleted)]
+            erased = tuple(event.response for event in gone if isinstance(event, events.PayloadErased))
+            if gone:
+                loop.call_soon_threadsafe(forget, responses, erased, sessions)
+
+        return hear
 
     def drain(self) -> None:
         """Takes no more requests; those that run go on."""
@@ -142,9 +168,10 @@ class Desk:
         context = min(ready.context, ready.kv_tokens) if ready else self._served.context
         return [ModelCard(self._served.id, self._served.created, context, self._served.aliases)]
 
-    def item_id(self, response: str, index: int, prefix: str) -> str:
-        """The id of an output item; the same whenever it is derived again."""
-        return identity.item_id(self._journal.secret, response, index, prefix)
+    def item_id(self, turn: Turn, index: int, prefix: str) -> str:
+        """The id of an output item; the same whenever it is derived again, and wherever the turn was imported."""
+        secret = turn.item_secret or identity.item_secret(self._journal.secret, turn.response)
+        return identity.item_id(secret, index, prefix)
 
     async def submit(self, request: ask.Ask, raw: bytes, tenant: str, encoder: int) -> Turn:
         """Accepts a request: durable, then told to the engine. Raises a Fault when it cannot be taken.
@@ -159,6 +186,7 @@ class Desk:
             )
         if len(self._runs) + self._submitting >= self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
+        self._journal.check_room()
         self._submitting += 1
         try:
             for _ in range(PLACING_TRIES_MAX):
@@ -193,17 +221,17 @@ class Desk:
 
     async def recorded(self, response: str, tenant: str) -> Turn:
         """A stored response of this tenant. Raises NotFound for any other."""
-        row, raw = await asyncio.to_thread(self._visible, response, tenant)
+        row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant)
         tail = self._runs.tail(response)
         maker = None if tail is not None else await asyncio.to_thread(self._makers.of, row)
         earlier = None
         if maker is not None and self._vocabulary and maker.vocabulary != self._vocabulary:
             earlier = await asyncio.to_thread(self._makers.vocabulary, maker)
         model = maker.model if maker is not None else self._served.id if self._served is not None else row.model
-        return Turn(response, row.created, model, raw, True, tenant, tail, earlier)
+        return Turn(response, row.created, model, raw, True, tenant, tail, earlier, accepted.item_secret)
 
-    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, bytes]:
-        """The row and the request body of a turn that this tenant may see. Raises NotFound."""
+    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
+        """The row, the acceptance and the request body of a turn that this tenant may see. Raises NotFound."""
         missing = errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
         row = self._journal.turn(response)
         if row is None or not chain.visible(row, tenant):
@@ -211,7 +239,7 @@ class Desk:
         (accepted,) = self._journal.read(after=row.accepted_seq - 1, limit=1)
         assert isinstance(accepted.event, events.RequestAccepted), accepted
         try:
-            return row, self._journal.content(row.tenant, accepted.event.raw)
+            return row, accepted.event, self._journal.content(row.tenant, accepted.event.raw)
         except errors.JournalFault:
             now = self._journal.turn(response)
             if now is None or not chain.visible(now, tenant):  # it was deleted between the two reads
@@ -225,8 +253,6 @@ class Desk:
         deleting = retention.delete(self._journal, tenant, response)
         if not await asyncio.shield(asyncio.wrap_future(deleting)):
             raise errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
-        if self._chains is not None:
-            self._chains.forget(response)
 
     def cancel(self, turn: Turn) -> None:
         """The client is gone: the engine stops working for it."""
@@ -256,6 +282,8 @@ class Desk:
         place, prompt = await loop.run_in_executor(self._renderer, self._render, request, tenant, served, limit)
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         max_tokens = _output_limit(request, len(prompt.ids), ready)
+        if prompt.dropped:
+            log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
         session, opened = self._session(place)
         facts, accepted = self._facts(
             request, raw, tenant, encoder, response, place, prompt, max_tokens, session, ready
@@ -328,6 +356,7 @@ class Desk:
         items = chain.encode_items(request.items)
         tokens = wire.pack_ids(prompt.ids)
         spans = msgspec.msgpack.encode(prompt.spans)
+        client = msgspec.msgpack.encode(request.client) if request.client else b""
         seed = request.sampling.seed
         accepted = events.RequestAccepted(
             tenant=tenant,
@@ -343,6 +372,7 @@ class Desk:
             created=int(time.time()),
             raw=self._journal.digest(tenant, raw),
             items=self._journal.digest(tenant, items),
+            client=self._journal.digest(tenant, client) if client else b"",
             history=place.history,
             dialect=self._served.dialect.name,
             encoder=encoder,
@@ -359,8 +389,23 @@ class Desk:
             count=len(prompt.ids),
             tokens=self._journal.digest(tenant, tokens),
             spans=self._journal.digest(tenant, spans),
+            dropped=prompt.dropped,
         )
-        return [events.Fact(accepted, contents=(raw, items)), events.Fact(rendered, contents=(tokens, spans))], accepted
+        facts = [
+            events.Fact(accepted, contents=(raw, items, client) if client else (raw, items)),
+            *self._results_seen(place, accepted),
+            events.Fact(rendered, contents=(tokens, spans)),
+        ]
+        return facts, accepted
+
+    def _results_seen(self, place: chain.Place, accepted: events.RequestAccepted) -> list[events.Fact]:
+        """The fact that names the calls whose results this request brought; none if it brought none."""
+        secret, tenant = self._journal.secret, accepted.tenant
+        results = [item for item in place.new if isinstance(item, ask.Result)]
+        if not results:
+            return []
+        calls = tuple(identity.call_key(secret, tenant, result.call_id) for result in results)
+        return [events.Fact(events.ToolResultSeen(tenant=tenant, response=accepted.response, calls=calls))]
 
     def _abandon(self, accepted: events.RequestAccepted, written: Future) -> None:
         """The client left while its request was being written down: it ends without having begun."""

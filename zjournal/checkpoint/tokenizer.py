@@ -26,6 +26,8 @@ VOCABULARY_MAX = 1 << 20
 CACHE_TOKENS_MAX = 1 << 19  # encoded pieces that are kept: 12 bytes a token and the text
 CACHED_CHARACTERS_MIN = 16  # shorter pieces cost less than the book-keeping
 
+_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 # How a model cuts text into words, by the name in `tokenizer.ggml.pre`. The patterns are the models' published ones.
@@ -45,6 +47,7 @@ class Encoded(msgspec.Struct, frozen=True):
     ids: Sequence[int]
     starts: Sequence[int]
     ends: Sequence[int]
+    dropped: int = 0  # bytes of the text that no token stands for
 
 
 class Tokenizer:
@@ -77,6 +80,8 @@ class Tokenizer:
         self.special_texts = {role: tokens[i] for role, i in specials.items() if 0 <= i < len(tokens)}
         self._pieces = _pieces(tokens, kinds, merges, pre)
         self._bytes, self._starts = _token_bytes(tokens, self._literals)
+        alone = {self.token_bytes(i) for i, kind in enumerate(kinds) if kind == _NORMAL and len(tokens[i]) == 1}
+        self._lacking = [byte for byte in range(256) if bytes([byte]) not in alone and byte not in _NEVER_IN_UTF8]
         lengths = (self._starts[i + 1] - self._starts[i] for i in range(len(tokens)) if i not in self._literals)
         self.longest = max(lengths, default=1)  # bytes of the longest token: n bytes of text are n / longest or more
         self._cache: OrderedDict[str, Encoded] = OrderedDict()
@@ -114,10 +119,17 @@ class Tokenizer:
         encoding = self._pieces.encode(text, add_special_tokens=False)
         offsets = encoding.offsets
         starts, ends = array("I", [start for start, _ in offsets]), array("I", [end for _, end in offsets])
-        encoded = Encoded(array("I", encoding.ids), starts, ends)
+        encoded = Encoded(array("I", encoding.ids), starts, ends, self._dropped(text, encoding.ids))
         if len(text) >= CACHED_CHARACTERS_MIN and len(encoded.ids) <= CACHE_TOKENS_MAX // 2:
             self._remember(text, encoded)
         return encoded
+
+    def _dropped(self, text: str, ids: Sequence[int]) -> int:
+        """How many bytes of `text` are in no token. Counted only where the text has a byte that may be dropped."""
+        data = text.encode()
+        if not any(byte in data for byte in self._lacking):
+            return 0
+        return len(data) - sum(self._starts[i + 1] - self._starts[i] for i in ids)
 
     def _remember(self, text: str, encoded: Encoded) -> None:
         with self._lock:  # prompts are assembled in several threads

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zjournal.cli import config, demo, journal, models, serve, sessions
+from zjournal.cli import config, demo, journal, models, remove, serve, sessions, transfer
 from zjournal.errors import Fault
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
@@ -55,10 +55,21 @@ _sessions = _group("Sessions in the journal.")
 _sessions.command("list")(sessions.list_sessions)
 _sessions.command("show")(sessions.show_session)
 _sessions.command("diff")(sessions.diff_sessions)
+_sessions.command("export")(transfer.export_session)
+_sessions.command("import")(transfer.import_session)
+_sessions.command("delete")(remove.delete)
+_sessions.command("prune")(remove.prune)
+_sessions.command("pin")(remove.pin)
+_sessions.command("unpin")(remove.unpin)
 app.add_typer(_sessions, name="sessions")
 
 _journal = _group("The journal itself.")
 _journal.command("verify")(journal.verify)
+_journal.command("stats")(journal.stats)
+_journal.command("backup")(journal.backup)
+_journal.command("compact")(journal.compact)
+_journal.command("rebuild")(journal.rebuild)
+_journal.command("salvage")(journal.salvage)
 app.add_typer(_journal, name="journal")
 
 _models = _group("Models on this machine.")

@@ -57,6 +57,7 @@ def show_session(
     from zjournal.cli import view
 
     title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {session.tenant}"
+    title += "  pinned" * session.pinned + "  deleted" * session.deleted
     view.tree(title, [(turn.response, turn.parent or None, _label(turn)) for turn in turns])
 
 
@@ -178,7 +179,8 @@ def _find(reader: Reader, name: str) -> Session:
 
 def _label(turn: Turn) -> str:
     ttft = "-" if turn.ttft_us is None else f"{turn.ttft_us / 1000:.0f} ms"
-    numbers = f"prompt {turn.prompt}  cached {turn.cached}  output {turn.output}  TTFT {ttft}"
+    cached = f"{turn.cached} ({turn.cache_reason})" if turn.cache_reason else f"{turn.cached}"
+    numbers = f"prompt {turn.prompt}  cached {cached}  output {turn.output}  TTFT {ttft}"
     marks = [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
     return f"{turn.response}  {numbers}  {', '.join(marks)}"
 
@@ -197,6 +199,8 @@ def _session_json(session: Session) -> dict[str, Any]:
         "turn_count": session.turns,
         "opened": _moment(session.opened_us),
         "last_used": _moment(session.last_us),
+        "pinned": session.pinned,
+        "deleted": session.deleted,
     }
 
 
@@ -211,6 +215,7 @@ def _turn_json(turn: Turn) -> dict[str, Any]:
         "stop_reason": turn.reason or None,
         "prompt_tokens": turn.prompt,
         "cached_tokens": turn.cached,
+        "cache_reason": turn.cache_reason or None,
         "output_tokens": turn.output,
         "ttft_ms": None if turn.ttft_us is None else turn.ttft_us / 1000,
         "queue_ms": turn.queue_us / 1000,

@@ -46,6 +46,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     ids: list[int]
     spans: tuple[Span, ...]
+    dropped: int = 0  # bytes of the text that have no token in the vocabulary, and so no place in `ids`
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -368,6 +369,7 @@ class _Ids:
         self._limit = limit
         self.ids: list[int] = []
         self.spans: list[Span] = []
+        self.dropped = 0
         self._texts: list[tuple[str, str | None]] = []  # None: the template's
 
     def text(self, text: str, path: str | None) -> None:
@@ -387,6 +389,7 @@ class _Ids:
         if self._limit is not None and len(self.ids) + len(piece) / self._tokenizer.longest > self._limit:
             raise ContextTooLong(f"The prompt has more than the {self._limit} tokens that the context window holds.")
         encoded = self._tokenizer.encode_with_offsets(piece)
+        self.dropped += encoded.dropped
         found: list[tuple[int, int, str]] = []
         at = 0
         for text, path in texts:
@@ -425,7 +428,7 @@ def _encode(runs: Sequence[_Run], tokenizer: Tokenizer, limit: int | None) -> Pr
                 at = found.end()
             out.text(run.text[at:], None)
     out.flush()
-    return Prompt(out.ids, tuple(out.spans))
+    return Prompt(out.ids, tuple(out.spans), out.dropped)
 
 
 def _unpack(tokens: bytes) -> array[int]:

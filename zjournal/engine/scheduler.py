@@ -90,6 +90,11 @@ class Scheduler:
         one = self._waiting.pop(request, None) or self._running.get(request)
         return self._end(one, "cancelled", now_us) if one is not None else []
 
+    def forget(self, requests: collections.abc.Collection[str]) -> list[wire.FromEngine]:
+        """Gives up what is kept of requests that have ended, as far as no other one needs it."""
+        self._residency.forget(requests)
+        return [*self._residency.take_changes()]
+
     # --- steps -------------------------------------------------------------------------------------------
 
     def plan(self, now_us: int) -> Plan:
@@ -154,7 +159,9 @@ class Scheduler:
         plan.begun.append((one.request, one.ids.tolist()))
         if ticket.copy is not None:
             plan.copies.append(ticket.copy)
-        plan.events.append(wire.Matched(one.request, ticket.cached, one.prompt))
+        plan.events.append(
+            wire.Matched(one.request, ticket.cached, one.prompt, reason=ticket.reason, nearest=ticket.nearest)
+        )
         return one
 
     # --- ends --------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ class Worker:
                 self._send(self._scheduler.submit(message, now_us))
             case wire.Cancel():
                 self._send(self._scheduler.cancel(message.request, now_us))
+            case wire.Forget():
+                self._send(self._scheduler.forget(message.requests))
             case wire.Committed():
                 self._unacknowledged.pop(message.fact, None)
             case _:

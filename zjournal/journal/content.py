@@ -14,7 +14,7 @@ import zstandard
 
 from zjournal.errors import JournalFault
 from zjournal.journal import chain
-from zjournal.journal.events import AnyEvent, EngineStarted, Fact, PromptRendered, RequestAccepted
+from zjournal.journal.events import AnyEvent, EngineImported, EngineStarted, Fact, PromptRendered, RequestAccepted
 
 CONTENT_BYTES_MAX = 256 << 20
 ZSTD_LEVEL = 3
@@ -24,10 +24,10 @@ def references(event: AnyEvent) -> tuple[bytes, ...]:
     """The digests of contents that an event holds on to, in the order of its fields; b"" is no reference."""
     match event:
         case RequestAccepted():
-            return tuple(digest for digest in (event.raw, event.items) if digest)
+            return tuple(digest for digest in (event.raw, event.items, event.client) if digest)
         case PromptRendered():
             return tuple(digest for digest in (event.tokens, event.spans) if digest)
-        case EngineStarted():
+        case EngineStarted() | EngineImported():
             return tuple(digest for digest in (event.vocabulary, event.template) if digest)
         case _:
             return ()
@@ -83,27 +83,37 @@ def hold(db: sqlite3.Connection, packer: Packer, fact: Fact, secret: bytes | Non
         )
 
 
-def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> None:
-    """Takes back one reference for each digest; a content without references goes."""
+def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> int:
+    """Takes back one reference for each digest; a content without references goes. Returns the bytes that went."""
+    freed = 0
     for digest in digests:
         changed = db.execute("UPDATE content SET refs = refs - 1 WHERE digest = ?", (digest,)).rowcount
         assert changed == 1, "a reference is dropped that was never held"
-    db.executemany(
-        "DELETE FROM content WHERE digest = ? AND refs = 0", [(digest,) for digest in dict.fromkeys(digests)]
-    )
+    for digest in dict.fromkeys(digests):
+        gone = "DELETE FROM content WHERE digest = ? AND refs = 0 RETURNING length(data)"
+        freed += sum(size for (size,) in db.execute(gone, (digest,)))
+    return freed
 
 
-def fetch(db: sqlite3.Connection, tenant: str, secret: bytes, digest: bytes) -> bytes:
-    """The bytes of a content, checked against its name. Raises JournalFault when they are gone or damaged."""
+def stored(db: sqlite3.Connection, tenant: str, digest: bytes) -> tuple[int, bytes]:
+    """Size and frame of a content as they stand in the table, unchecked. Raises JournalFault when they are gone."""
     row = db.execute("SELECT size, data FROM content WHERE digest = ? AND tenant = ?", (digest, tenant)).fetchone()
     if row is None:
         raise JournalFault(
             f"content {digest.hex()} is not in the journal: it was erased, or never belonged to {tenant}"
         )
-    reason = fault_of(secret, digest, row[0], row[1])
+    return row
+
+
+def opened(secret: bytes, digest: bytes, size: int, data: bytes) -> bytes:
+    """The bytes of a content, checked against its name. Raises JournalFault when they are damaged.
+
+    It can take long, and belongs behind the end of the read transaction.
+    """
+    reason = fault_of(secret, digest, size, data)
     if reason:
         raise JournalFault(f"content {digest.hex()} is damaged: {reason}; run `zj journal verify`")
-    return unpack(row[1], row[0])
+    return unpack(data, size)
 
 
 def fault_of(secret: bytes, digest: bytes, size: int, data: bytes) -> str | None:

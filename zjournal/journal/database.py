@@ -2,7 +2,11 @@
 
 A new journal is built beside its place and renamed, so `journal.db` is whole or absent, whenever the power goes.
 A file is recognised by the application id in its first 100 bytes, read without SQLite, which could otherwise roll
-a foreign database's log forward. WAL and synchronous=FULL: a commit that returned survives the power.
+a foreign database's log forward. But nobody may open and close the file like that while this process has it open as a
+database: closing drops all locks that the process has on it (POSIX), and the next program that opens the journal and
+ends would take itself for the last one, and remove the log under the writer.
+
+WAL and synchronous=FULL: a commit that returned survives the power.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from zjournal.journal.datadir import FILE_MODE, JOURNAL_FILE
 APPLICATION_ID = 0x7A6A6E6C  # "zjnl"
 SCHEMA_VERSION = 1  # number of steps in zjournal.migrations
 BUSY_MS = 5_000  # for a foreign writer, such as a shell that someone opened on the journal
+SALVAGE_STEP = "restore it from a backup, or copy what can be proved with `zj journal salvage OUT`"
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _PART_FILE = "journal.db.new"
@@ -60,10 +65,10 @@ def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_
         _restate_log(path)
         db.execute("ROLLBACK")
     except sqlite3.Error as error:
-        _let_go(db, path)
+        let_go(db, path)
         raise damage(path, error) from None
     except BaseException:
-        _let_go(db, path)
+        let_go(db, path)
         raise
     return db
 
@@ -75,11 +80,12 @@ def open_reader(data_dir: Path) -> sqlite3.Connection:
         raise fault(path, "there is no journal here", "start a server with this --data-dir first, or name another")
     identify(path, writing=False)
     try:
-        db = _connect_reader(path)
+        db = connect_reader(path)
     except sqlite3.Error as error:
         raise damage(path, error) from None
     try:
         _refuse_newer(db, path)
+        _refuse_older(db, path)
         check_schema(db, path)
     except sqlite3.Error as error:
         db.close()
@@ -93,26 +99,47 @@ def open_reader(data_dir: Path) -> sqlite3.Connection:
 def identify(path: Path, *, writing: bool = True) -> None:
     """Raises JournalFault unless the file's first bytes are those of a journal of ours. Reads 100 bytes."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-        mode = path.stat().st_mode
+        status = path.stat()
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})", "check its owner and mode") from None
-    if len(header) < _HEADER_BYTES:
+    if not stat.S_ISREG(status.st_mode):
+        raise fault(path, "is not a file", "move it away, or choose another --data-dir")
+    if writing and status.st_uid != os.geteuid():
+        step = "run as that user, or change the owner"
+        raise fault(path, f"belongs to user {status.st_uid}, not to {os.geteuid()}", step)
+    if not os.access(path, os.R_OK):
+        raise fault(path, "cannot be read (Permission denied)", "check its owner and mode")
+    if status.st_size < _HEADER_BYTES:
         raise fault(path, "is cut off: it has no whole header", "restore it from a backup, or move it away")
+    try:
+        header = _header(path, status)
+    except OSError as error:
+        raise fault(path, f"cannot be read ({error.strerror})", "check its owner and mode") from None
     if not header.startswith(_MAGIC):
         raise fault(path, "is not an SQLite file", "move it away, or choose another --data-dir")
     if int.from_bytes(header[68:72]) != APPLICATION_ID:
         raise fault(path, "is an SQLite file of another program", "move it away, or choose another --data-dir")
-    if writing and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
+    if writing and not (status.st_mode & stat.S_IWUSR and os.access(path, os.W_OK)):
         raise fault(path, "is read-only", "run chmod u+w on it, or choose another --data-dir")
+
+
+def _header(path: Path, status: os.stat_result) -> bytes:
+    """The first bytes of a file, by a descriptor that this process has on it already and keeps; else by a new one."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            if os.path.samestat(os.fstat(int(name)), status):
+                return os.pread(int(name), _HEADER_BYTES, 0)
+        except OSError:  # closed meanwhile, as that of the list itself
+            continue
+    with path.open("rb") as file:
+        return file.read(_HEADER_BYTES)
 
 
 def identity(db: sqlite3.Connection, path: Path) -> Identity:
     """Reads table `meta`. Raises JournalFault when it is incomplete."""
     rows = dict(db.execute("SELECT key, value FROM meta"))
     if not all(isinstance(rows.get(key), bytes) for key in Identity._fields):
-        raise fault(path, "has lost its identity (table meta)", "restore it from a backup")
+        raise fault(path, "has lost its identity (table meta): nothing in it can be proved", "restore it from a backup")
     return Identity(rows["id"], rows["secret"])
 
 
@@ -121,7 +148,7 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     missing = [name for name in _TABLES if name not in names]
     if missing:
-        raise fault(path, f"has no table {missing[0]}", "restore it from a backup")
+        raise fault(path, f"has no table {missing[0]}", SALVAGE_STEP)
 
 
 def fault(path: Path, reason: str, step: str) -> JournalFault:
@@ -139,7 +166,7 @@ def damage(path: Path, error: Exception) -> JournalFault:
         return fault(path, f"cannot be opened for writing ({text})", step)
     if "locked" in text:
         return fault(path, "is held by another program", "close the program that has it open, and try again")
-    return fault(path, f"is damaged ({text})", "run `zj journal verify`, and restore it from a backup")
+    return fault(path, f"is damaged ({text})", SALVAGE_STEP)
 
 
 def _create(data_dir: Path, entropy: Callable[[int], bytes]) -> None:
@@ -186,6 +213,14 @@ def _refuse_newer(db: sqlite3.Connection, path: Path) -> None:
         raise fault(path, reason, "use the newer zjournal that wrote it")
 
 
+def _refuse_older(db: sqlite3.Connection, path: Path) -> None:
+    """A reader cannot migrate; without this it would stumble over a missing column."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version < SCHEMA_VERSION:
+        reason = f"has schema version {version}, and this zjournal reads {SCHEMA_VERSION}"
+        raise fault(path, reason, "start the server on it once, which brings it up to date")
+
+
 def _configure(db: sqlite3.Connection) -> None:
     mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     assert mode == "wal", mode
@@ -194,12 +229,13 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA secure_delete = ON")  # erased content is overwritten in the file, not only unlinked
 
 
-def _connect_reader(path: Path) -> sqlite3.Connection:
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection, to a file that may be anything."""
     uri = path.absolute().as_uri() + "?mode=ro"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
 
 
-def _let_go(db: sqlite3.Connection, path: Path) -> None:
+def let_go(db: sqlite3.Connection, path: Path) -> None:
     """Closes without the checkpoint that the last connection would make: a file that is refused stays as it is.
 
     A log that could not be made durable must not be copied into the database either: what the power then leaves of
@@ -207,7 +243,7 @@ def _let_go(db: sqlite3.Connection, path: Path) -> None:
     """
     guard = None
     try:
-        guard = _connect_reader(path)
+        guard = connect_reader(path)
         guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.Error:
         pass  # what cannot be read cannot be copied either

@@ -3,9 +3,20 @@
 A fact has a body (numbers, ids, digests: kept for ever) and may have a payload (content: erasable). The
 body is the msgpack of the Struct below. The payload travels beside it in a `Fact` and is stored salted,
 so that its digest stays in the hash chain after the bytes are gone and cannot be guessed back.
+
+The table in docs/journal.md is made from here: what happened, then `By:`, `When:`, `Promise:`, and where they
+apply `Payload:` and `Later:` (defined, and first written then); fields with the comments behind them.
+
+A released body never changes. A new version takes the next number, its predecessor gets an entry in `UPCASTS`, and
+the schema gets a step, so that a zjournal that does not know it refuses the journal at once.
 """
 
 from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -17,134 +28,253 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
 
 
 class ServerStarted(Event, frozen=True, kw_only=True, tag="server_started.1"):
-    """By the API process, once the data directory is locked."""
+    """A server owns the data directory.
 
-    version: str
+    By: API process.
+    When: it holds the lock and the journal is open; before it takes a request.
+    Promise: in one commit with `server_crashed`, where that is due. Between two of them stands one end.
+    """
+
+    version: str  # of zjournal
     pid: int
 
 
 class ServerStopped(Event, frozen=True, kw_only=True, tag="server_stopped.1"):
-    """By the API process after the drain: an orderly end. Its absence before a start means a crash."""
+    """A server came to an orderly end.
+
+    By: API process.
+    When: after the drain and the end of the engine.
+    Promise: nothing was running any more. Where it is missing, the next start writes `server_crashed`.
+    """
+
+
+class ServerCrashed(Event, frozen=True, kw_only=True, tag="server_crashed.1"):
+    """The server before this one left no orderly end: a kill, a power cut, or a disk that took no more.
+
+    By: API process, the next one.
+    When: at its start, just before its own `server_started`.
+    Promise: its time is that of the discovery. What was running then ends with `response_failed`.
+    """
+
+    pid: int  # of the server that is gone, 0 if it was not found among the last facts
+    started: int  # seq of its `server_started`, 0 likewise
 
 
 class EngineStarted(Event, frozen=True, kw_only=True, tag="engine_started.1"):
-    """By the API process when engine and tokenizer are ready, before any request. `fingerprint`: as in the namespace.
+    """The engine has loaded the model, and the tokenizer is known as well. Its tenant is `server`.
 
-    `vocabulary` and `template` are digests of content of the tenant `server`: with them a journal alone can be read.
+    By: API process.
+    When: both are ready; before any request is taken.
+    Promise: what is rendered and sampled until the next one can be read with its `vocabulary`, without the model.
     """
 
     pid: int
     model: str  # display name
-    fingerprint: str
-    kernels: str
-    context: int
-    kv_tokens: int
-    vocabulary: bytes = b""  # the bytes of each token id, packed (docs/journal.md)
-    template: bytes = b""  # the chat template, UTF-8
+    fingerprint: str  # of weights and numerics, as in the namespace
+    kernels: str  # for people
+    context: int  # tokens
+    kv_tokens: int  # capacity of the KV pool
+    vocabulary: bytes = b""  # content: the bytes of each token id, packed
+    template: bytes = b""  # content: the chat template
+
+
+class EngineStopped(Event, frozen=True, kw_only=True, tag="engine_stopped.1"):
+    """The engine process ended because it was asked to.
+
+    By: API process.
+    When: its end has been seen, at shutdown.
+    Promise: only after an `engine_started` with this pid. Its device state is gone.
+    """
+
+    pid: int
+    status: int  # as of wait: 0, or negative for a signal: it did not end in time and was killed
 
 
 class EngineCrashed(Event, frozen=True, kw_only=True, tag="engine_crashed.1"):
-    """By the API process when the engine process ended unasked. Its device state is gone."""
+    """The engine process ended unasked; its device state is gone. It may have been loading still.
+
+    By: API process.
+    When: its end has been seen.
+    Promise: each response in `running` that had no end yet gets `response_failed`.
+    """
 
     pid: int
     status: int  # as of wait: negative is a signal
-    running: tuple[str, ...]  # responses that fail with it
+    running: tuple[str, ...]  # responses that it worked for
 
 
 class SessionOpened(Event, frozen=True, kw_only=True, tag="session_opened.1"):
-    """By submit, with the session's first turn. `key` is the digest of the client's own name for it, if it gave one."""
+    """A client began a thread of work.
+
+    By: submit.
+    When: with the session's first turn, in the same commit.
+    Promise: once for each session, before all of its turns.
+    """
 
     session: str
-    key: bytes = b""
+    key: bytes = b""  # keyed digest of the client's own name for it, if it gave one
+
+
+class EngineImported(Event, frozen=True, kw_only=True, tag="engine_imported.1"):
+    """An engine of another journal made turns that were imported here. Its tenant is `server`.
+
+    By: the operation `sessions.import`.
+    When: in its commit, before the `session_imported` of the first such turns.
+    Promise: turns of this namespace that no engine here has made can be read with its `vocabulary`.
+    """
+
+    namespace: str  # as it stands in those turns: made from the other journal's tenant
+    model: str  # display name
+    fingerprint: str
+    kernels: str  # for people
+    vocabulary: bytes = b""  # content, as in `engine_started`
+    template: bytes = b""  # content, likewise
+
+
+class SessionImported(Event, frozen=True, kw_only=True, tag="session_imported.1"):
+    """Turns of another journal were brought here from a file.
+
+    By: the operation `sessions.import`.
+    When: just before the facts it brought, in one commit with them.
+    Promise: the fact at its own seq + 1 + n is the n-th that it lists. The turns keep their ids.
+    """
+
+    session: str  # the one that was asked for; a turn that it builds on may be of another
+    source: bytes  # id of the journal that wrote the file
+    digest: bytes  # SHA-256 of the file
+    seqs: tuple[int, ...]  # where the facts stood there: the first, then each one's distance from the one before
+    times: tuple[int, ...]  # when they happened, in microseconds, listed in the same way
+
+
+class SessionPinned(Event, frozen=True, kw_only=True, tag="session_pinned.1"):
+    """A session is to be kept.
+
+    By: the operation `sessions.pin`.
+    When: in the commit of it.
+    Promise: neither prune nor a cap takes the session, and delete refuses it.
+    """
+
+    session: str
+
+
+class SessionUnpinned(Event, frozen=True, kw_only=True, tag="session_unpinned.1"):
+    """The pin was taken back.
+
+    By: the operation `sessions.unpin`.
+    When: in the commit of it.
+    Promise: as if it had never been pinned.
+    """
+
+    session: str
+
+
+class SessionDeleted(Event, frozen=True, kw_only=True, tag="session_deleted.1"):
+    """A session was deleted, with `response_deleted` for each of its turns.
+
+    By: an administrator's operation, or a cap.
+    When: in the commit that hides the turns.
+    Promise: nothing can be added to it any more. `payload_erased` tells when a turn's content is gone.
+    """
+
+    session: str
+    cause: str  # deleted (by its id), pruned (by a filter), age_cap, size_cap
+
+
+class AdminActed(Event, frozen=True, kw_only=True, tag="admin_acted.1"):
+    """An operation that an administrator asked for has succeeded.
+
+    By: the process that owns the journal.
+    When: after the operation.
+    Promise: what it changed is told by facts of its own, before this one.
+    """
+
+    action: str  # the operation's name, such as sessions.delete
+    pid: int  # of the process that did it: the server, or the command itself where no server runs
 
 
 class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"):
-    """By submit, committed before the engine hears of it. `raw` and `items` are digests of content."""
+    """A request was taken.
+
+    By: submit.
+    When: it is decoded, placed, rendered and within the limits.
+    Promise: durable before the engine hears of the request. Refused requests leave no fact. No credential is in it.
+    """
 
     response: str
     session: str
     parent: str = ""  # the turn this one continues
     previous: str = ""  # previous_response_id as the client gave it
-    protocol: str
+    protocol: str  # chat, responses, messages
     model: str  # the name the client used
-    namespace: str
+    namespace: str  # under which its KV may be shared
     stored: bool
     stream: bool
     created: int  # Unix seconds, as told to the client
-    raw: bytes  # the body as received
-    items: bytes  # msgpack of tuple[ask.Item]: this turn's own new items
+    raw: bytes  # content: the body as received
+    items: bytes  # content: this turn's own new items
+    client: bytes = b""  # content: the headers that say who asks; empty if there were none
     history: bytes = b""  # rolling digest of all items up to here, to find a parent by content
     dialect: str
     encoder: int  # version of the protocol encoder that tells this response
     temperature: float
     top_p: float
     top_k: int
-    seed: int
+    seed: int  # the client's, or drawn
     max_tokens: int
     stop: int = 0  # number of stop strings; the strings are in the raw body
+    item_secret: bytes = b""  # of an imported turn: ids of its output items are derived from it, as in its own journal
 
 
 class PromptRendered(Event, frozen=True, kw_only=True, tag="prompt_rendered.1"):
-    """By submit, in the same transaction. Digests of content: packed ids, and msgpack spans."""
+    """The request became tokens.
+
+    By: submit.
+    When: with the acceptance, in the same commit.
+    Promise: the tokens are those that the engine got, and the spans cover them.
+    """
 
     response: str
-    count: int
-    tokens: bytes
-    spans: bytes
+    count: int  # tokens
+    tokens: bytes  # content: the token ids
+    spans: bytes  # content: which tokens came from which JSON path
+    dropped: int = 0  # bytes of the text that no token of the vocabulary stands for: the model does not see them
+
+
+class ToolResultSeen(Event, frozen=True, kw_only=True, tag="tool_result_seen.1"):
+    """The client sent results of tool calls, for the first time in this chain.
+
+    By: submit.
+    When: with the acceptance, in the same commit; not for results that the parent's history holds.
+    Promise: a call whose key stands in no such fact has got no result from any accepted request.
+    """
+
+    response: str  # of the request that brought them
+    calls: tuple[bytes, ...]  # keys of the call ids: keyed digests, 16 bytes each, in the order of the results
 
 
 class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1"):
-    """By the engine at admission: `cached` of `prompt` tokens were reused from `tier`."""
+    """The request was admitted: KV of the first `cached` tokens of its prompt is reused.
+
+    By: engine.
+    When: at admission.
+    Promise: tokens were compared one by one, in this namespace only; `reason` says why it was not one token more.
+    """
 
     response: str
-    tier: str
-    cached: int
-    prompt: int
-
-
-class TokensSampled(Event, frozen=True, kw_only=True, tag="tokens_sampled.1"):
-    """By the engine, in batches. The payload is the packed ids; `position` is the index of the first."""
-
-    response: str
-    position: int
-    count: int
-
-
-class ResponseFinished(Event, frozen=True, kw_only=True, tag="response_finished.1"):
-    """By the engine. `history` is the rolling digest after the output, by which a resent history finds this turn."""
-
-    response: str
-    reason: str  # stop, stop_string, length, cancelled
-    output: int
-    history: bytes = b""
-    queue_us: int
-    prefill_us: int
-    decode_us: int
-
-
-class ResponseFailed(Event, frozen=True, kw_only=True, tag="response_failed.1"):
-    """By the API process: the engine refused or died, or the server was killed under the response."""
-
-    response: str
-    code: str
-    message: str
-
-
-class ResponseDeleted(Event, frozen=True, kw_only=True, tag="response_deleted.1"):
-    """By the API on a client's DELETE. From here on the id behaves as one that never existed."""
-
-    response: str
-
-
-class PayloadErased(Event, frozen=True, kw_only=True, tag="payload_erased.1"):
-    """By retention: payloads and contents of this turn were removed; the chain still verifies."""
-
-    response: str
-    cause: str  # deleted, unstored
+    tier: str  # device
+    cached: int  # tokens
+    prompt: int  # tokens
+    reason: str = ""  # whole, extended, forked, evicted, cold, room: see below
+    nearest: str = ""  # the response whose state was met, forked from, or given up; empty if unknown
 
 
 class CacheAdmitted(Event, frozen=True, kw_only=True, tag="cache_admitted.1"):
-    """By the engine: a terminal state became resident."""
+    """A terminal state became resident.
+
+    By: engine.
+    When: the response ended well.
+    Promise: `cache_evicted` or the end of the engine tells its end.
+    """
 
     response: str
     namespace: str
@@ -153,7 +283,12 @@ class CacheAdmitted(Event, frozen=True, kw_only=True, tag="cache_admitted.1"):
 
 
 class CacheEvicted(Event, frozen=True, kw_only=True, tag="cache_evicted.1"):
-    """By the engine: a terminal state was given up for room."""
+    """A terminal state was given up for room, or replaced by an equal one.
+
+    By: engine.
+    When: its last block is taken.
+    Promise: after its `cache_admitted`. Beginnings that other states share stay resident.
+    """
 
     response: str
     namespace: str
@@ -161,22 +296,177 @@ class CacheEvicted(Event, frozen=True, kw_only=True, tag="cache_evicted.1"):
     blocks: int
 
 
+class CacheBackedUp(Event, frozen=True, kw_only=True, tag="cache_backed_up.1"):
+    """A terminal state was written to disk.
+
+    By: engine.
+    When: its files are written, synced and renamed.
+    Promise: the state can be found only once this is durable.
+    Later: with the SSD tier.
+    """
+
+    response: str
+    namespace: str
+    tokens: int
+    bytes: int  # written for it; chunks that were there already do not count
+
+
+class CacheRestored(Event, frozen=True, kw_only=True, tag="cache_restored.1"):
+    """KV was read back into device memory.
+
+    By: engine.
+    When: every section has been checked and is resident.
+    Promise: before the `cache_matched` that counts its tokens.
+    Later: with the SSD tier.
+    """
+
+    response: str  # of the request that it is for
+    tier: str  # ssd, host
+    tokens: int
+    bytes: int
+    read_us: int
+
+
+class CacheQuarantined(Event, frozen=True, kw_only=True, tag="cache_quarantined.1"):
+    """A file was refused and moved aside.
+
+    By: engine.
+    When: a check of it failed.
+    Promise: once for each file; nothing of it was used.
+    Later: with the SSD tier.
+    """
+
+    file: str  # its name, without folders
+    reason: str
+
+
+class CachePurged(Event, frozen=True, kw_only=True, tag="cache_purged.1"):
+    """A state on disk was given up.
+
+    By: engine.
+    When: before the first of its files is unlinked.
+    Promise: from here on it is not found, whether or not the files are gone yet.
+    Later: with the SSD tier.
+    """
+
+    response: str
+    namespace: str
+    tokens: int
+    bytes: int  # that become free
+    cause: str  # quota, deleted, stale
+
+
+class TokensSampled(Event, frozen=True, kw_only=True, tag="tokens_sampled.1"):
+    """The model said these tokens.
+
+    By: engine.
+    When: in batches of at most 64 tokens or 50 ms.
+    Promise: in order and without gaps; what a client was told runs at most one batch ahead.
+    Payload: the token ids, little-endian uint32.
+    """
+
+    response: str
+    position: int  # of the first among the output
+    count: int
+
+
+class ToolCalled(Event, frozen=True, kw_only=True, tag="tool_called.1"):
+    """The answer holds a whole tool call.
+
+    By: API process.
+    When: the dialect has parsed it.
+    Promise: durable before the client is told that the call is complete.
+    Later: with the tool dialects.
+    """
+
+    response: str
+    call: bytes  # key of its call id, as in `tool_result_seen`
+    index: int  # of the output item
+
+
+class ResponseFinished(Event, frozen=True, kw_only=True, tag="response_finished.1"):
+    """The response ended as it should: complete, cut by a limit (incomplete), or given up by its client (cancelled).
+
+    By: engine; submit, for a client that left before the engine heard of it.
+    When: after its last token.
+    Promise: durable before the client is told the end. The first end of a response counts.
+    """
+
+    response: str
+    reason: str  # `stop`, `stop_string`, `length`, `cancelled`
+    output: int  # tokens
+    history: bytes = b""  # rolling digest after the output, by which a resent history finds this turn
+    queue_us: int
+    prefill_us: int  # admission to first token
+    decode_us: int
+
+
+class ResponseFailed(Event, frozen=True, kw_only=True, tag="response_failed.1"):
+    """The response ended badly.
+
+    By: API process.
+    When: the engine refused or died, the journal failed, or a start finds it without an end.
+    Promise: as of `response_finished`.
+    """
+
+    response: str
+    code: str
+    message: str
+
+
+class ResponseDeleted(Event, frozen=True, kw_only=True, tag="response_deleted.1"):
+    """A client deleted the response.
+
+    By: API process.
+    When: on DELETE, before it is answered.
+    Promise: from here on the id behaves as one that never existed. `payload_erased` tells when its content is gone.
+    """
+
+    response: str
+
+
+class PayloadErased(Event, frozen=True, kw_only=True, tag="payload_erased.1"):
+    """The content of a turn was redacted: payloads, and contents that no other turn refers to.
+
+    By: retention, or salvage.
+    When: in the commit that erases.
+    Promise: the chain verifies as before.
+    """
+
+    response: str
+    cause: str  # deleted, unstored, lost (to damage, in a salvaged copy)
+
+
 AnyEvent = (
     ServerStarted
     | ServerStopped
+    | ServerCrashed
     | EngineStarted
+    | EngineStopped
     | EngineCrashed
+    | EngineImported
     | SessionOpened
+    | SessionImported
+    | SessionPinned
+    | SessionUnpinned
+    | SessionDeleted
+    | AdminActed
     | RequestAccepted
     | PromptRendered
+    | ToolResultSeen
     | CacheMatched
+    | CacheAdmitted
+    | CacheEvicted
+    | CacheBackedUp
+    | CacheRestored
+    | CacheQuarantined
+    | CachePurged
     | TokensSampled
+    | ToolCalled
     | ResponseFinished
     | ResponseFailed
     | ResponseDeleted
     | PayloadErased
-    | CacheAdmitted
-    | CacheEvicted
 )
 
 
@@ -197,5 +487,66 @@ class Recorded(msgspec.Struct, frozen=True):
     payload: bytes | None = b""
 
 
+# A body as msgpack reads it, with its own tag -> that of the next version, with the next tag.
+Upcast = Callable[[Any], Any]
+UPCASTS: Mapping[str, Upcast] = MappingProxyType({})  # by the older tag, such as "cache_matched.1"
+
+
+class NewerEvent(msgspec.ValidationError):
+    """The body is of a kind or version that this zjournal does not know yet."""
+
+
 encode_body = msgspec.msgpack.Encoder().encode
-decode_body = msgspec.msgpack.Decoder(AnyEvent).decode
+_decode_current = msgspec.msgpack.Decoder(AnyEvent).decode
+_VERSIONS = MappingProxyType(
+    {
+        name: int(version)
+        for name, _, version in (str(kind.__struct_config__.tag).rpartition(".") for kind in typing.get_args(AnyEvent))
+    }
+)
+_VERSION_DIGITS_MAX = 10
+
+
+class _Tagged(msgspec.Struct):
+    t: str = ""
+
+
+_decode_tagged = msgspec.msgpack.Decoder(_Tagged).decode
+
+
+def decode_body(body: bytes) -> AnyEvent:
+    """A body of any version ever released, as the event of today.
+
+    Raises NewerEvent for one of a later release, another msgspec.MsgspecError for what is no body.
+    """
+    try:
+        return _decode_current(body)
+    except msgspec.ValidationError:
+        older = msgspec.msgpack.decode(body)
+        tag = _tag(older)
+        if _is_newer(tag):
+            raise NewerEvent(f"it is of the kind {tag}, which this zjournal does not know") from None
+        if tag not in UPCASTS:
+            raise
+    while tag in UPCASTS:
+        older = UPCASTS[tag](older)
+        assert _tag(older) != tag, f"the upcast of {tag} leads nowhere"
+        tag = _tag(older)
+    return msgspec.convert(older, AnyEvent)
+
+
+def tag_of(body: bytes) -> str:
+    """The tag and version that the body of an event carries itself, such as "cache_matched.1"."""
+    return _decode_tagged(body).t
+
+
+def _tag(body: Any) -> str:
+    tag = body.get("t") if isinstance(body, dict) else None
+    return tag if isinstance(tag, str) else ""
+
+
+def _is_newer(tag: str) -> bool:
+    name, _, version = tag.rpartition(".")
+    if not name or not version.isdecimal() or len(version) > _VERSION_DIGITS_MAX:
+        return False
+    return int(version) > _VERSIONS.get(name, 0)

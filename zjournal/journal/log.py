@@ -21,20 +21,21 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zjournal.errors import JournalUnavailable
-from zjournal.journal import chain, content, database, datadir
-from zjournal.journal.chain import Head
+from zjournal.errors import JournalUnavailable, OutputFault
+from zjournal.journal import chain, content, database, datadir, headfile, quick, wal
 from zjournal.journal.events import Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import Transaction
 
 QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
+COPY_STEP_PAGES = 256  # of a copy, before those who wait for a commit come first
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
-HEAD_CHECK_FACTS = 64  # end of the chain that is verified at open
+IDLE_S = 0.2  # between looks at what is still owed while nothing is written
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
 ORPHANED = "The journal could not be written: facts before these are missing."
+LOST = "The journal's log was removed under the server; restart it."
 CRASH_MESSAGE = "The server was stopped while this response was running."
 
 T = TypeVar("T")
@@ -62,17 +63,36 @@ class _Run:
         self.work, self.now, self.scrub, self.done = work, now, scrub, Future[Any]()
 
 
+class _Bare(_Run):
+    """Work on the connection itself."""
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], now: int) -> None:
+        super().__init__(lambda tx: None, now, False)
+        self.bare = work
+
+
 class Journal(Reader):
     """The journal of a locked data directory, open for its only writer. Close it to drain what waits."""
 
-    def __init__(self, data_dir: Path, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        clock: Callable[[], int],
+        entropy: Callable[[int], bytes],
+        checkpoint: str,
+        log_limit: int,
+    ) -> None:
         self._db = database.open_writer(data_dir, entropy)
+        self._own_checkpoints = checkpoint == wal.OWN
         try:
             super().__init__(data_dir)
-            self._head = self._checked_head()
+            self._head = quick.checked_head(self._db, self.path, database.Identity(self.id, self.secret))
+            quick.check_witness(self._db, self.path, self.id, self._head)
+            self._wal = wal.Log(self._db, self.path, self._own_checkpoints, log_limit)
         except BaseException:
-            self._db.close()
+            database.let_go(self._db, self.path)
             raise
+        self._head_file = headfile.HeadFile(data_dir, self.id)
         self._clock = clock
         self._entropy = entropy
         self._packer = content.Packer()
@@ -80,6 +100,8 @@ class Journal(Reader):
         self._queued_facts = 0
         self._wake = threading.Condition()
         self._closing = False
+        self._upkept_us = 0
+        self._lost = False
         self._subscribers: tuple[Subscriber, ...] = ()
         self._writer = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._writer.start()
@@ -91,14 +113,17 @@ class Journal(Reader):
         *,
         clock: Callable[[], int] = wall_clock_us,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
+        checkpoint: str = wal.OWN,
+        log_limit: int = wal.REFUSE_BYTES,
     ) -> Journal:
         """Opens or makes the journal in a directory that the caller has locked (`datadir.lock`).
 
-        `clock` gives microseconds since 1970, `entropy(n)` gives n random bytes. Raises DataDirFault or JournalFault;
+        `clock` gives microseconds since 1970, `entropy(n)` gives n random bytes. `checkpoint`: wal.OWN or wal.EXTERNAL.
+        `log_limit`: bytes of write-ahead log at which `check_room` refuses. Raises DataDirFault or JournalFault;
         nothing is written to a file that is not ours.
         """
         datadir.prepare(data_dir)
-        return cls(data_dir, clock, entropy)
+        return cls(data_dir, clock, entropy, checkpoint, log_limit)
 
     def close(self) -> None:
         """Commits what waits, then closes. Appends that come later fail with JournalUnavailable."""
@@ -107,7 +132,12 @@ class Journal(Reader):
             self._wake.notify()
         self._writer.join()
         super().close()
-        self._db.close()
+        if not self._wal.lost:
+            self._head_file.write(self._head)
+        if self._own_checkpoints:
+            self._db.close()
+        else:
+            database.let_go(self._db, self.path)
         self._tell([])  # followers see that no more will come
 
     def __enter__(self) -> Journal:
@@ -137,11 +167,63 @@ class Journal(Reader):
     def run(self, work: Callable[[Transaction], T], *, scrub: bool = False) -> Future[T]:
         """Runs `work` on the writer thread in a transaction of its own; what it raises rolls back and fails the future.
 
-        `scrub` empties the write-ahead log afterwards, unless a reader is in the way: for work that erases.
+        `scrub` empties the write-ahead log afterwards, for work that erases: at once, or as soon as no reader is in
+        the way any more (see `scrubbed`).
         """
         item = _Run(work, self._clock(), scrub)
         self._enqueue(item, 1)
         return item.done
+
+    def run_bare(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Runs `work` on the writer's connection outside of any transaction, then empties the write-ahead log.
+
+        For what SQLite does in no transaction, such as VACUUM; it must change no fact.
+        """
+        item = _Bare(work, self._clock())
+        self._enqueue(item, 1)
+        return item.done
+
+    def copy(self, target: sqlite3.Connection) -> Future[None]:
+        """Copies the whole database into `target`, in steps between which what waits is committed.
+
+        What is committed meanwhile is in the copy as well. Fails with OutputFault when the copy cannot be written,
+        with JournalUnavailable when the journal is closed before the end.
+        """
+
+        def between(status: int, remaining: int, total: int) -> None:
+            if self._closing:
+                raise JournalUnavailable("The journal was closed before it was copied.")
+            self._write_waiting()
+
+        def work(db: sqlite3.Connection) -> None:
+            try:
+                db.backup(target, pages=COPY_STEP_PAGES, progress=between, sleep=0)
+            except sqlite3.Error as error:
+                raise OutputFault(f"The copy cannot be written ({error}); check the disk and its free space") from None
+
+        return self.run_bare(work)
+
+    @property
+    def scrubbed(self) -> bool:
+        """Whether nothing that was erased can still stand in the write-ahead log."""
+        return self._wal.scrubbed
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the write-ahead log's file."""
+        return self._wal.size
+
+    @property
+    def blocker_pid(self) -> int:
+        """The process whose read transaction has kept the log from being emptied; 0 if there is none."""
+        blocker = self._wal.blocker
+        return blocker.pid if blocker is not None else 0
+
+    def check_room(self) -> None:
+        """Raises JournalUnavailable when the write-ahead log is so large that nothing new may be begun."""
+        refusal = self._wal.refusal
+        if refusal is not None:
+            raise JournalUnavailable(refusal)
 
     def tenant(self, name: str) -> Tenant:
         """The tenant of this name; made on first use, which waits for a commit."""
@@ -172,8 +254,13 @@ class Journal(Reader):
         """Drops the projections and folds them again from all facts; returns the number of facts. The writer waits."""
 
         def work(tx: Transaction) -> int:
-            tx.db.execute("DELETE FROM turn")
-            tx.db.execute("DELETE FROM session")
+            # Made anew, so that whatever was wrong in their trees and indexes goes as well.
+            query = "SELECT sql FROM sqlite_schema WHERE tbl_name IN ('turn', 'session') AND sql != ''"
+            made = [sql for (sql,) in tx.db.execute(query).fetchall()]
+            tables = [sql for sql in made if sql.startswith("CREATE TABLE")]
+            indexes = [sql for sql in made if sql not in tables]
+            for sql in ("DROP TABLE turn", "DROP TABLE session", *tables):
+                tx.db.execute(sql)
             after = 0
             while page := tx.db.execute(
                 "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq > ? ORDER BY seq LIMIT ?",
@@ -182,6 +269,8 @@ class Journal(Reader):
                 for sql, values in effects(self._recorded(row) for row in page):
                     tx.db.execute(sql, values)
                 after = page[-1][0]
+            for sql in indexes:  # at the end, in one pass each
+                tx.db.execute(sql)
             return after
 
         return self.run(work).result()
@@ -239,6 +328,8 @@ class Journal(Reader):
         with self._wake:
             if self._closing:
                 reason = "The journal is closed."
+            elif self._lost:
+                reason = LOST
             elif self._queued_facts + facts > QUEUE_FACTS_MAX:
                 reason = "The journal cannot keep up: its disk does not answer."
             else:
@@ -251,15 +342,43 @@ class Journal(Reader):
     def _write(self) -> None:
         while True:
             with self._wake:
-                while not self._queue and not self._closing:
-                    self._wake.wait()
-                if not self._queue:
+                while not self._queue and not self._closing and self._wake.wait(self._idle_s):
+                    pass
+                if self._closing and not self._queue:
                     return
-                group = self._take()
-            if isinstance(group, _Run):
-                self._commit_run(group)
-            else:
-                self._commit_appends(group)
+                group = self._take() if self._queue else []
+            if group:
+                self._write_group(group)
+            elif (now := self._clock()) != self._upkept_us:  # while the clock stands there is no idle time
+                self._upkeep(now, idle=True)
+
+    @property
+    def _idle_s(self) -> float | None:
+        """How long the writer may wait for work before it looks at what is owed."""
+        return IDLE_S if self._wal.owes or self._head_file.pending(self._head) else None
+
+    def _upkeep(self, now: int, idle: bool = False) -> None:
+        """What is due after a commit, or while there is none."""
+        if not self._lost:
+            self._upkept_us = now
+            self._wal.upkeep(now, idle)
+            self._head_file.note(self._head, now)
+
+    def _write_waiting(self) -> None:
+        """One transaction of what waits, in the middle of work on the bare connection."""
+        with self._wake:
+            group = [] if not self._queue or isinstance(self._queue[0], _Bare) else self._take()
+        if group:
+            self._write_group(group)
+
+    def _write_group(self, group: _Run | list[_Append]) -> None:
+        if isinstance(group, _Run):
+            now = group.now
+            self._commit_run(group)
+        else:
+            now = group[-1].now
+            self._commit_appends(group)
+        self._upkeep(now)
 
     def _take(self) -> _Run | list[_Append]:
         """What waits, up to the next `run` or the limit of a group; a `run` comes alone."""
@@ -309,22 +428,19 @@ class Journal(Reader):
 
     def _commit_run(self, item: _Run) -> None:
         try:
-            result = self._commit(item.work, item.now)
+            result = self._do_bare(item.bare) if isinstance(item, _Bare) else self._commit(item.work, item.now)
         except Exception as error:
             item.done.set_exception(error)
             return
-        if item.scrub:
-            self._scrub()
+        if item.scrub or isinstance(item, _Bare):
+            self._wal.empty(item.now)
         item.done.set_result(result)
 
-    def _scrub(self) -> None:
+    def _do_bare(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            self._db.execute("PRAGMA busy_timeout = 0")
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.Error as error:  # the erasure itself is durable; the log is reset by a later checkpoint
-            _log.warning("the write-ahead log could not be emptied: %s", error)
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout = {database.BUSY_MS}")
+            return work(self._db)
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"The journal cannot be written: {error}.") from error
 
     def _commit(self, work: Callable[[Transaction], T], now: int) -> T:
         """One transaction: BEGIN, work, COMMIT, tell. Raises JournalUnavailable when the disk refuses."""
@@ -342,6 +458,10 @@ class Journal(Reader):
                 _log.error("the journal cannot be written: %s", error)
                 raise JournalUnavailable(f"The journal cannot be written: {error}.") from error
             raise
+        if self._wal.lost:
+            self._lost = True
+            _log.critical("%s-wal was removed by another program: %s", self.path, LOST)
+            raise JournalUnavailable(LOST)
         self._head = tx.head
         if tx.recorded:
             self._tell(tx.recorded)
@@ -366,24 +486,3 @@ class Journal(Reader):
         values = (tenant.id, tenant.name, tenant.secret, seal)
         tx.db.execute("INSERT INTO tenant (id, name, secret, seal) VALUES (?, ?, ?, ?)", values)
         return tenant
-
-    def _checked_head(self) -> Head:
-        """The head, once the last facts have been verified. Raises JournalFault."""
-        query = f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?"
-        try:
-            rows = self._db.execute(query, (HEAD_CHECK_FACTS + 1,)).fetchall()[::-1]
-        except sqlite3.Error as error:
-            raise database.damage(self.path, error) from None
-        head = chain.genesis(self.id, self.secret)
-        reason = None
-        if len(rows) > HEAD_CHECK_FACTS:
-            first = rows.pop(0)
-            reason = chain.type_fault_of(first)
-            head = chain.head_of(first)
-        for row in rows:
-            reason = reason or chain.fault_of(row, head)
-            if reason:
-                step = "run `zj journal verify`, and restore it from a backup"
-                raise database.fault(self.path, f"its chain is broken at fact {row[0]}: {reason}", step)
-            head = chain.head_of(row)
-        return head

@@ -12,11 +12,18 @@ from typing import Any, assert_never
 import msgspec
 
 from zjournal.journal.events import (
+    AdminActed,
     CacheAdmitted,
+    CacheBackedUp,
     CacheEvicted,
     CacheMatched,
+    CachePurged,
+    CacheQuarantined,
+    CacheRestored,
     EngineCrashed,
+    EngineImported,
     EngineStarted,
+    EngineStopped,
     PayloadErased,
     PromptRendered,
     Recorded,
@@ -24,10 +31,17 @@ from zjournal.journal.events import (
     ResponseDeleted,
     ResponseFailed,
     ResponseFinished,
+    ServerCrashed,
     ServerStarted,
     ServerStopped,
+    SessionDeleted,
+    SessionImported,
     SessionOpened,
+    SessionPinned,
+    SessionUnpinned,
     TokensSampled,
+    ToolCalled,
+    ToolResultSeen,
 )
 
 Effect = tuple[str, tuple[Any, ...]]
@@ -57,6 +71,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int  # the last fact of its generation
     prompt: int  # tokens
     cached: int
+    cache_reason: str  # as CacheMatched.reason, "" before
     output: int
     queue_us: int
     prefill_us: int
@@ -79,24 +94,28 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     last_seq: int
     last_us: int
+    pinned: bool
+    deleted: bool  # its turns are hidden; what of them is not erased yet is needed by turns of other sessions
 
 
 TURN_COLUMNS = ", ".join(Turn.__struct_fields__)
 SESSION_COLUMNS = ", ".join(Session.__struct_fields__)
 
-_OPEN_SESSION = f"INSERT INTO session ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, ?, ?)"
+_OPEN_SESSION = f"INSERT INTO session ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0)"
 _COUNT_TURN = "UPDATE session SET turns = turns + 1, last_seq = ?, last_us = ? WHERE session = ?"
 _TOUCH_SESSION = (
     "UPDATE session SET last_seq = ?, last_us = ? WHERE session = (SELECT session FROM turn WHERE response = ?)"
 )
+_PIN_SESSION = "UPDATE session SET pinned = ? WHERE session = ?"
+_DELETE_SESSION = "UPDATE session SET deleted = 1 WHERE session = ?"
 _ACCEPT = (
     "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, namespace, stored, created,"
-    " accepted_us, finished_us, status, reason, last_seq, prompt, cached, output, queue_us, prefill_us, decode_us,"
-    " ttft_us, history, erased, code, message)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, 0, 0, 0, 0, NULL, x'', 0, '', '')"
+    " accepted_us, finished_us, status, reason, last_seq, prompt, cached, cache_reason, output, queue_us,"
+    " prefill_us, decode_us, ttft_us, history, erased, code, message)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, '', 0, 0, 0, 0, NULL, x'', 0, '', '')"
 )
 _RENDER = "UPDATE turn SET prompt = ?, last_seq = ? WHERE response = ?"
-_MATCH = "UPDATE turn SET cached = ?, last_seq = ? WHERE response = ?"
+_MATCH = "UPDATE turn SET cached = ?, cache_reason = ?, last_seq = ? WHERE response = ?"
 _SAMPLE = (
     "UPDATE turn SET output = output + ?, last_seq = ?, ttft_us = coalesce(ttft_us, ? - accepted_us) WHERE response = ?"
 )
@@ -143,6 +162,12 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _sample(event.response, (event.count, seq, time))
         case SessionOpened():
             yield _OPEN_SESSION, (seq, event.session, event.tenant, event.key, time, seq, time)
+        case SessionPinned():
+            yield _PIN_SESSION, (1, event.session)
+        case SessionUnpinned():
+            yield _PIN_SESSION, (0, event.session)
+        case SessionDeleted():
+            yield _DELETE_SESSION, (event.session,)
         case RequestAccepted():
             names = (event.response, event.session, event.parent, event.tenant, event.protocol, event.model)
             yield _ACCEPT, (seq, *names, event.namespace, event.stored, event.created, time, seq)
@@ -150,7 +175,7 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
         case PromptRendered():
             yield _RENDER, (event.count, seq, event.response)
         case CacheMatched():
-            yield _MATCH, (event.cached, seq, event.response)
+            yield _MATCH, (event.cached, event.reason, seq, event.response)
         case ResponseFinished():
             status = _STATUS_OF_REASON[event.reason]
             times = (event.queue_us, event.prefill_us, event.decode_us)
@@ -165,9 +190,13 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _DELETE, (event.response,)
         case PayloadErased():
             yield _ERASE, (event.response,)
-        case CacheAdmitted() | CacheEvicted():
+        case CacheAdmitted() | CacheEvicted() | CacheBackedUp() | CacheRestored() | CacheQuarantined() | CachePurged():
             pass  # the engine's residency is not a state of a turn
-        case ServerStarted() | ServerStopped() | EngineStarted() | EngineCrashed():
+        case ServerStarted() | ServerStopped() | ServerCrashed() | AdminActed():
+            pass
+        case EngineImported() | SessionImported():
+            pass  # what they brought tells itself
+        case EngineStarted() | EngineStopped() | EngineCrashed() | ToolCalled() | ToolResultSeen():
             pass
         case _:
             assert_never(event)
@@ -181,4 +210,5 @@ def turn_of(row: tuple[Any, ...]) -> Turn:
 
 def session_of(row: tuple[Any, ...]) -> Session:
     """A row of SESSION_COLUMNS as a Session."""
-    return Session(**dict(zip(Session.__struct_fields__, row, strict=True)))
+    fields = dict(zip(Session.__struct_fields__, row, strict=True))
+    return Session(**{**fields, "pinned": bool(fields["pinned"]), "deleted": bool(fields["deleted"])})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,15 @@ import msgspec
 from zjournal.errors import JournalFault
 from zjournal.journal import chain, content, database
 from zjournal.journal.datadir import JOURNAL_FILE
-from zjournal.journal.events import EngineStarted, Recorded
+from zjournal.journal.events import (
+    AnyEvent,
+    EngineStarted,
+    NewerEvent,
+    Recorded,
+    ServerCrashed,
+    ServerStarted,
+    ServerStopped,
+)
 from zjournal.journal.projections import (
     DELETED,
     FAILED,
@@ -31,9 +40,14 @@ from zjournal.journal.projections import (
 )
 
 PAGE_FACTS = 2_000
-SCAN_FACTS = 20_000  # most rows looked at in one read transaction
+READ_S_MAX = 0.25  # no read transaction of ours is open longer, so that the log can be emptied in between
+READ_S = READ_S_MAX / 5  # and long ones are cut into pieces of about this
+SCAN_FACTS_MIN, SCAN_FACTS, SCAN_FACTS_MAX = 100, 5_000, 20_000  # rows looked at in one: fewest, at first, most
+LIFE_SCAN_FACTS = 1_000_000  # facts from the end among which a start looks for the last server's end
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
+TURNS_PAGE = 1_000
+FETCH_ROWS = 100  # between looks at the time
 
 _EVENT = "seq, time, body, payload, payload_sha"
 
@@ -44,6 +58,37 @@ class Tenant(msgspec.Struct, frozen=True):
     id: str
     name: str
     secret: bytes
+
+
+class Pace:
+    """How many rows a long read looks at in one transaction, by how long the ones before took. For `with`."""
+
+    def __init__(self, rows: int = SCAN_FACTS) -> None:
+        self.rows = rows
+        self._started = 0.0
+
+    def __enter__(self) -> Pace:
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._started
+        if seconds > READ_S:
+            self.rows = max(int(self.rows * READ_S / seconds), SCAN_FACTS_MIN)
+        elif seconds < READ_S / 4:
+            self.rows = min(self.rows * 2, SCAN_FACTS_MAX)
+
+
+def some(cursor: sqlite3.Cursor) -> list[tuple]:
+    """The rows of a query, as many as come within READ_S, and at least one if there is one."""
+    until = time.monotonic() + READ_S
+    rows: list[tuple] = []
+    while part := cursor.fetchmany(FETCH_ROWS):
+        rows += part
+        if time.monotonic() > until:
+            cursor.close()  # else the statement would go on to hold the transaction
+            break
+    return rows
 
 
 class Reader:
@@ -110,11 +155,16 @@ class Reader:
             return db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
 
     def read(self, after: int = 0, limit: int = PAGE_FACTS, upto: int | None = None) -> list[Recorded]:
-        """Facts after number `after`, at most `limit` and none beyond `upto`, in order; [] at the end."""
+        """Facts after number `after`, none beyond `upto`, in order; [] at the end.
+
+        At most `limit`, and fewer when they are large or the disk is slow.
+        """
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
         with self.transaction() as db:
-            rows = db.execute(f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ?", (after, last)).fetchall()
+            rows = some(
+                db.execute(f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", (after, last))
+            )
         return [self._recorded(row) for row in rows]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
@@ -128,9 +178,10 @@ class Reader:
         needle = response.encode()
         found: list[Recorded] = []
         at = max(after, turn.accepted_seq - 1)
+        pace = Pace()
         while at < turn.last_seq:
-            upto = min(at + SCAN_FACTS, turn.last_seq)
-            with self.transaction() as db:
+            upto = min(at + pace.rows, turn.last_seq)
+            with pace, self.transaction() as db:
                 rows = db.execute(
                     f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND instr(body, ?)", (at, upto, needle)
                 ).fetchall()
@@ -140,30 +191,58 @@ class Reader:
         return found
 
     def engine_before(self, seq: int) -> EngineStarted | None:
-        """The last EngineStarted before fact `seq`: what the facts of that time were made with. None if there is none.
+        """The last EngineStarted before fact `seq`: what the facts of that time were made with; None without one."""
+        event = next((fact.event for fact in self.before(seq, EngineStarted)), None)
+        assert event is None or isinstance(event, EngineStarted), event
+        return event
+
+    def before(self, seq: int, kind: type[AnyEvent]) -> Iterator[Recorded]:
+        """The facts of one rare kind before fact `seq`, the newest first.
 
         Walks back page by page, for facts have no index on their kind.
         """
+        pace = Pace()
         while seq > 1:
-            low = max(seq - SCAN_FACTS, 1)
-            with self.transaction() as db:
+            low = max(seq - pace.rows, 1)
+            with pace, self.transaction() as db:
+                rows = db.execute(
+                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC",
+                    (low, seq, chain.TAGS[kind][0]),
+                ).fetchall()
+            yield from map(self._recorded, rows)
+            seq = low
+
+    def unended_start(self) -> tuple[int, int] | None:
+        """The last server's start (seq and pid) if no end follows it; (0, 0) if none of all three is near. Else None.
+
+        Only the last LIFE_SCAN_FACTS facts are looked at: a start must not read all history.
+        """
+        end = self.head
+        floor = max(end - LIFE_SCAN_FACTS, 0)
+        names = [chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed)]
+        pace = Pace()
+        while end > floor:
+            low = max(end - pace.rows, floor)
+            with pace, self.transaction() as db:
                 row = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC LIMIT 1",
-                    (low, seq, chain.TAGS[EngineStarted][0]),
+                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND tag IN (?, ?, ?)"
+                    " ORDER BY seq DESC LIMIT 1",
+                    (low, end, *names),
                 ).fetchone()
             if row is not None:
                 event = self._recorded(row).event
-                assert isinstance(event, EngineStarted), event
-                return event
-            seq = low
-        return None
+                return (row[0], event.pid) if isinstance(event, ServerStarted) else None
+            end = low
+        return (0, 0) if floor else None
 
     def _recorded(self, row: tuple) -> Recorded:
         try:
             return chain.recorded(*row)
+        except NewerEvent as error:
+            raise database.fault(self.path, f"fact {row[0]}: {error}", "use a newer zjournal") from None
         except msgspec.MsgspecError as error:
             reason = f"fact {row[0]} cannot be read ({error})"
-            raise database.fault(self.path, reason, "run `zj journal verify`, or use a newer zjournal") from None
+            raise database.fault(self.path, reason, "run `zj journal verify`") from None
 
     # --- contents and tenants -------------------------------------------------------------------------
 
@@ -175,7 +254,12 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            return content.fetch(db, tenant, secret, digest)
+            size, data = content.stored(db, tenant, digest)
+        return content.opened(secret, digest, size, data)
+
+    def tenant_name(self, tenant: str) -> str:
+        """The name of the tenant of this id: a key's name. Raises JournalFault."""
+        return self._tenant(tenant).name
 
     def _tenant(self, tenant: str) -> Tenant:
         known = self._tenants.get(tenant)
@@ -195,7 +279,14 @@ class Reader:
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
-        return self._turns("session = ? ORDER BY accepted_seq", session)
+        found: list[Turn] = []
+        after = 0
+        while page := self._turns(
+            "session = ? AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?", session, after, TURNS_PAGE
+        ):
+            found += page
+            after = page[-1].accepted_seq
+        return found
 
     def running(self) -> list[Turn]:
         """Turns without an end, oldest first."""
@@ -220,10 +311,10 @@ class Reader:
         return found[0] if found else None
 
     def sessions(self, limit: int = 100, before: int | None = None) -> list[Session]:
-        """Sessions by last activity, newest first; `before`: the `last_seq` of the last one of the page before."""
+        """Sessions not deleted, last used first; `before`: the `last_seq` of the last one of the page before."""
         assert 0 < limit <= SESSIONS_PAGE_MAX, limit
         bound = before if before is not None else 1 << 62
-        return self._sessions("last_seq < ? ORDER BY last_seq DESC LIMIT ?", bound, limit)
+        return self._sessions("last_seq < ? AND deleted = 0 ORDER BY last_seq DESC LIMIT ?", bound, limit)
 
     def sessions_named(self, prefix: str, limit: int = 2) -> list[Session]:
         """Sessions whose id begins with `prefix`: so that a person may type the beginning of one."""
@@ -234,8 +325,9 @@ class Reader:
         return self._turns("response >= ? AND response < ? LIMIT ?", prefix, prefix + "\U0010ffff", limit)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
-        """The newest session that a client of this tenant calls by this key (a digest)."""
-        found = self._sessions("tenant = ? AND key = ? AND key != x'' ORDER BY opened_seq DESC LIMIT 1", tenant, key)
+        """The newest session, not deleted, that a client of this tenant calls by this key (a digest)."""
+        where = "tenant = ? AND key = ? AND key != x'' AND deleted = 0 ORDER BY opened_seq DESC LIMIT 1"
+        found = self._sessions(where, tenant, key)
         return found[0] if found else None
 
     def _one_turn(self, where: str, *values: object) -> Turn | None:

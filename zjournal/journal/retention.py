@@ -108,7 +108,14 @@ def _may_go(tx: Transaction, turn: Turn) -> bool:
     return tx.db.execute(query, (turn.response,)).fetchone() is None
 
 
-def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
+def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
+    """Erases this turn alone. Returns the bytes that went, None if it must stay: unknown, erased, running, needed."""
+    turn = _turn(tx, response)
+    return None if turn is None or not _may_go(tx, turn) else _erase_one(tx, turn, cause)
+
+
+def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
+    freed = 0
     span = (turn.accepted_seq, turn.last_seq, turn.response.encode())
     rows = tx.db.execute(
         "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)", span
@@ -120,8 +127,10 @@ def _erase_one(tx: Transaction, turn: Turn, cause: str) -> None:
             continue
         if fact.payload:
             tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
-        content.drop(tx.db, content.references(fact.event))
+            freed += chain.SALT_BYTES + len(fact.payload)
+        freed += content.drop(tx.db, content.references(fact.event))
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
+    return freed
 
 
 def _turn(tx: Transaction, response: str) -> Turn | None:

@@ -19,7 +19,7 @@ _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class ParentErased(Exception):
-    """The turn that a request was about to continue was erased before the request was written down."""
+    """The turn or session that a request was about to continue went before the request was written down."""
 
 
 class Transaction:
@@ -68,8 +68,8 @@ class Transaction:
                 payload = salts[salted : salted + chain.SALT_BYTES] + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
                 salted += chain.SALT_BYTES
-            if isinstance(fact.event, RequestAccepted) and fact.event.parent:
-                self._check_parent(fact.event.parent)
+            if isinstance(fact.event, RequestAccepted):
+                self._check_place(fact.event)
             if fact.contents or content.references(fact.event):
                 content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant))
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
@@ -77,11 +77,13 @@ class Transaction:
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
         self.head = Head(seq, previous, time)
 
-    def _check_parent(self, parent: str) -> None:
+    def _check_place(self, accepted: RequestAccepted) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
-        row = self.db.execute("SELECT erased FROM turn WHERE response = ?", (parent,)).fetchone()
-        if row is not None and row[0]:
-            raise ParentErased(parent)
+        parent = "SELECT 1 FROM turn WHERE response = ? AND erased = 1"
+        session = "SELECT 1 FROM session WHERE session = ? AND deleted = 1"
+        for query, name in ((parent, accepted.parent), (session, accepted.session)):
+            if name and self.db.execute(query, (name,)).fetchone():
+                raise ParentErased(name)
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""

@@ -1,8 +1,8 @@
 """Verification: walks the journal and proves it, or names the first break. Read-only, beside a running server too.
 
-In order: SQLite's own structure, the chain with its payloads, tenants and contents, reference counts, and the
-projections, compared with a fold of the facts into an empty database. Facts and contents are read in pages; only the
-last comparison holds one read transaction, after the fold has caught up with the writer.
+In order: SQLite's own structure, the chain with its payloads, the head outside the database, tenants and contents,
+reference counts, and the projections, compared with a fold of the facts into an empty database. Everything is read in
+short pages. A writer may go on meanwhile: with each page comes the head it was read at, and the fold follows to there.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content
-from zjournal.journal.chain import TAGS, Head
-from zjournal.journal.events import PayloadErased, Recorded
+from zjournal.journal import chain, content, datadir, headfile, structure
+from zjournal.journal.chain import Head
+from zjournal.journal.events import NewerEvent, PayloadErased, Recorded, tag_of
 from zjournal.journal.projections import SESSION_COLUMNS, TURN_COLUMNS, effects
-from zjournal.journal.reader import PAGE_FACTS, Reader
+from zjournal.journal.reader import PAGE_FACTS, Reader, some
 
 CONTENTS_PAGE = 100
+ROWS_PAGE = 1_000
+_SEQ_MAX = (1 << 63) - 1
 
 Progress = Callable[[int, int], None]
 
 
 class Break(msgspec.Struct, frozen=True):
-    """The first thing found wrong. `where`: file, event, content, tenant, turn, session; `seq` for an event."""
+    """The first thing found wrong. `where`: file, event, head, content, tenant, turn, session; `seq` for an event."""
 
     where: str
     reason: str
@@ -64,9 +67,12 @@ class _Walk:
     """What is known so far of the chain up to `head`."""
 
     def __init__(self, reader: Reader) -> None:
+        self.witness: headfile.Witness | None = None
+        self._journal = reader.id
         self.head = chain.genesis(reader.id, reader.secret)
         self.fold = _empty_projections()
         self.held: dict[str, Counter[bytes]] = {}  # response ("" for facts of none) -> digests its facts hold
+        self.wanted: Counter[bytes] = Counter()  # the sum of those
         self.gone: dict[int, str] = {}  # seq of a fact without its payload -> response
         self.erased: set[str] = set()
         self.contents = 0
@@ -79,22 +85,37 @@ class _Walk:
         seq, time, tag, version, body, payload, payload_sha, _ = row
         try:
             fact = chain.recorded(seq, time, body, payload, payload_sha)
+        except NewerEvent as error:
+            raise _Broken("event", f"{error}; use a newer zjournal", seq) from None
         except msgspec.MsgspecError as error:
             raise _Broken("event", f"its body cannot be read: {error}", seq) from None
         event = fact.event
-        if TAGS[type(event)] != (tag, version):
+        if tag_of(body) != f"{tag}.{version}":
             raise _Broken("event", f"its body is of another kind than {tag}.{version}", seq)
         self.head = chain.head_of(row)
+        if self.witness is not None and self.witness.head.seq == seq:
+            self._check_witness(self.witness)
         response = getattr(event, "response", "")
         if isinstance(event, PayloadErased):
             self.erased.add(response)
-            self.held.pop(response, None)
+            self.wanted.subtract(self.held.pop(response, ()))
         elif fact.payload is None:
             self.gone[seq] = response
         digests = content.references(event)
         if digests:
             self.held.setdefault(response, Counter()).update(digests)
+            self.wanted.update(digests)
         return fact
+
+    def finish(self) -> None:
+        """Compares with the head file at the end of the chain. Raises _Broken."""
+        if self.witness is not None and self.witness.head.seq > self.head.seq:
+            self._check_witness(self.witness)
+
+    def _check_witness(self, witness: headfile.Witness) -> None:
+        reason = headfile.fault_of(witness, self._journal, self.head.seq, self.head.link)
+        if reason is not None:
+            raise _Broken("head", reason)
 
 
 def verify(data_dir: Path, progress: Progress | None = None) -> Report:
@@ -128,28 +149,30 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
 
 
 def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
+    # Read before the facts: the journal may go on meanwhile, and is never behind it.
+    walk.witness = headfile.read(reader.path.parent) if reader.head else None
+    served = datadir.owner(reader.path.parent) is not None
+    structure_fault = None if served else structure.whole_fault(reader)
+    if structure_fault:
+        raise _Broken("file", structure_fault)
     with _lenient(reader) as db:
-        (structure,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        facts = db.execute("SELECT count(*) FROM event").fetchone()[0]
-        total = facts + db.execute("SELECT count(*) FROM content").fetchone()[0]
-    if structure != "ok":
-        raise _Broken("file", f"SQLite finds: {structure}")
+        total = sum(db.execute(f"SELECT coalesce(max(rowid), 0) FROM {table}").fetchone()[0] for table in _COUNTED)
     while rows := _page(reader, walk.head):
         _fold(walk, rows)
         progress(walk.head.seq, max(total, walk.head.seq))
+    walk.finish()
     secrets = _tenants(reader)
     for _ in _contents(reader, secrets):
         walk.contents += 1
         done = walk.head.seq + walk.contents
         progress(done, max(total, done))
-    with _lenient(reader) as db:
-        # The writer may have gone on. From here on nothing moves.
-        while rows := db.execute(_PAGE_QUERY, (walk.head.seq,)).fetchall():
-            _fold(walk, rows)
-        _compare_payloads(walk)
-        _compare_references(db, walk)
-        turns = _compare_rows(db, walk.fold, "turn", TURN_COLUMNS)
-        sessions = _compare_rows(db, walk.fold, "session", SESSION_COLUMNS)
+    _compare_references(reader, walk)
+    turns = _compare_rows(reader, walk, "turn", TURN_COLUMNS)
+    sessions = _compare_rows(reader, walk, "session", SESSION_COLUMNS)
+    _compare_payloads(walk)
+    structure_fault = structure.paged_fault(reader) if served else None
+    if structure_fault:
+        raise _Broken("file", structure_fault)
     return turns, sessions
 
 
@@ -164,12 +187,23 @@ def _lenient(reader: Reader) -> Iterator[sqlite3.Connection]:
             db.text_factory = str
 
 
-_PAGE_QUERY = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? ORDER BY seq LIMIT {PAGE_FACTS}"
+_COUNTED = ("event", "content")
+_HEAD_QUERY = "SELECT coalesce(max(seq), 0) FROM event"
 
 
-def _page(reader: Reader, head: Head) -> list[chain.Row]:
+def _page(reader: Reader, head: Head, upto: int | None = None) -> list[chain.Row]:
+    query = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT {PAGE_FACTS}"
     with _lenient(reader) as db:
-        return db.execute(_PAGE_QUERY, (head.seq,)).fetchall()
+        return some(db.execute(query, (head.seq, _SEQ_MAX if upto is None else upto)))
+
+
+def _catch_up(reader: Reader, walk: _Walk, upto: int) -> None:
+    """Folds the facts up to the head at which a page was read, and none beyond it."""
+    while walk.head.seq < upto:
+        rows = _page(reader, walk.head, upto)
+        if not rows:
+            raise _Broken("event", f"facts {walk.head.seq + 1} to {upto} are missing")
+        _fold(walk, rows)
 
 
 def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
@@ -201,10 +235,8 @@ def _contents(reader: Reader, secrets: dict[str, bytes]) -> Iterator[bytes]:
     after = 0
     while True:
         with _lenient(reader) as db:
-            rows = db.execute(
-                "SELECT rowid, digest, tenant, size, data FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?",
-                (after, CONTENTS_PAGE),
-            ).fetchall()
+            query = "SELECT rowid, digest, tenant, size, data FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            rows = some(db.execute(query, (after, CONTENTS_PAGE)))
         if not rows:
             return
         after = rows[-1][0]
@@ -225,35 +257,57 @@ def _compare_payloads(walk: _Walk) -> None:
             raise _Broken("event", "its payload is gone, and no fact says that it was erased", seq)
 
 
-def _compare_references(db: sqlite3.Connection, walk: _Walk) -> None:
-    wanted: Counter[bytes] = Counter()
-    for digests in walk.held.values():
-        wanted.update(digests)
-    for digest, refs in db.execute("SELECT digest, refs FROM content"):
-        if wanted.pop(digest, 0) != refs:
-            raise _Broken("content", f"content {digest.hex()}: its reference count {refs} is not that of the facts")
-    for digest in wanted:
-        raise _Broken("content", f"content {digest.hex()} is missing: facts refer to it")
+def _compare_references(reader: Reader, walk: _Walk) -> None:
+    seen: set[bytes] = set()
+    after = 0
+    while True:
+        with _lenient(reader) as db:
+            (head,) = db.execute(_HEAD_QUERY).fetchone()
+            query = "SELECT rowid, digest, refs FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            rows = db.execute(query, (after, ROWS_PAGE)).fetchall()
+        _catch_up(reader, walk, head)
+        for after, digest, refs in rows:  # noqa: B007
+            seen.add(digest)
+            if walk.wanted[digest] != refs:
+                raise _Broken("content", f"content {digest.hex()}: its reference count {refs} is not that of the facts")
+        if not rows:
+            break
+    for digest in [digest for digest, refs in walk.wanted.items() if refs and digest not in seen]:
+        with _lenient(reader) as db:  # it may be newer than the page it would stand in
+            (head,) = db.execute(_HEAD_QUERY).fetchone()
+            there = db.execute("SELECT 1 FROM content WHERE digest = ?", (digest,)).fetchone()
+        _catch_up(reader, walk, head)
+        if not there and walk.wanted[digest]:
+            raise _Broken("content", f"content {digest.hex()} is missing: facts refer to it")
 
 
-def _compare_rows(db: sqlite3.Connection, fold: sqlite3.Connection, table: str, columns: str) -> int:
+def _compare_rows(reader: Reader, walk: _Walk, table: str, columns: str) -> int:
     """Raises _Broken at the first row and column that differs from the fold; returns the number of rows."""
-    query = f"SELECT {columns} FROM {table} ORDER BY 1"
     names = columns.split(", ")
-    count = 0
-    folded = fold.execute(query)
-    for row in db.execute(query):
-        expected = folded.fetchone()
-        if expected is None or expected[0] != row[0]:
-            raise _Broken(table, f"row {row[0]} of table {table} does not follow from the facts")
-        for name, value, right in zip(names, row, expected, strict=True):
-            # The type counts as well: 1 and 1.0 are equal, but not the same bytes.
-            if value != right or type(value) is not type(right):
-                raise _Broken(table, f"{table} {row[1]}: column {name} is {value!r}, and the facts say {right!r}")
-        count += 1
-    if (missing := folded.fetchone()) is not None:
-        raise _Broken(table, f"{table} {missing[1]} is missing")
-    return count
+    query = f"SELECT {columns} FROM {table} WHERE {names[0]} > ? ORDER BY 1 LIMIT {ROWS_PAGE}"
+    count = after = 0
+    while True:
+        with _lenient(reader) as db:
+            (head,) = db.execute(_HEAD_QUERY).fetchone()
+            rows = db.execute(query, (after,)).fetchall()
+        _catch_up(reader, walk, head)
+        for row, right in zip_longest(rows, walk.fold.execute(query, (after,)).fetchall()):
+            if row is None:
+                raise _Broken(table, f"{table} {right[1]} is missing")
+            _compare_row(table, names, row, right)
+        count += len(rows)
+        if len(rows) < ROWS_PAGE:
+            return count
+        after = rows[-1][0]
+
+
+def _compare_row(table: str, names: list[str], row: tuple, right: tuple | None) -> None:
+    if right is None or right[0] != row[0]:
+        raise _Broken(table, f"row {row[0]} of table {table} does not follow from the facts")
+    for name, value, expected in zip(names, row, right, strict=True):
+        # The type counts as well: 1 and 1.0 are equal, but not the same bytes.
+        if value != expected or type(value) is not type(expected):
+            raise _Broken(table, f"{table} {row[1]}: column {name} is {value!r}, and the facts say {expected!r}")
 
 
 def _empty_projections() -> sqlite3.Connection:
@@ -262,7 +316,7 @@ def _empty_projections() -> sqlite3.Connection:
     fold.execute("PRAGMA journal_mode = OFF")
     fold.execute(
         "CREATE TABLE session (opened_seq INTEGER PRIMARY KEY, session TEXT UNIQUE, tenant TEXT, key BLOB,"
-        " opened_us INTEGER, turns INTEGER, last_seq INTEGER, last_us INTEGER)"
+        " opened_us INTEGER, turns INTEGER, last_seq INTEGER, last_us INTEGER, pinned INTEGER, deleted INTEGER)"
     )
     fold.execute(f"CREATE TABLE turn ({TURN_COLUMNS.replace('accepted_seq', 'accepted_seq INTEGER PRIMARY KEY', 1)})")
     fold.execute("CREATE UNIQUE INDEX turn_response ON turn (response)")

@@ -39,6 +39,8 @@ class Listener(Protocol):
 
     def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None: ...
 
+    def engine_stopped(self, pid: int, status: int) -> None: ...
+
     def engine_said(self, message: wire.FromEngine) -> None: ...
 
 
@@ -51,6 +53,7 @@ class EngineClient:
         self._running: dict[str, None] = {}  # asked and not ended, in order
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._end_told = True  # of the process, or there is none
         self._ready_at: float | None = None
         self._stopping = False
         self._task: asyncio.Task | None = None
@@ -86,6 +89,10 @@ class EngineClient:
         """Tells the engine that its cache fact is durable. A fact of an engine that died meanwhile is dropped."""
         self._send(wire.Committed(fact))
 
+    def forget(self, requests: tuple[str, ...]) -> None:
+        """Tells the engine to give up what it keeps of these requests alone. A new engine keeps nothing anyway."""
+        self._send(wire.Forget(requests))
+
     async def watch(self) -> None:
         """Returns once no engine is kept up any more; raises what went wrong in here, for nothing else would tell."""
         assert self._task is not None
@@ -104,6 +111,9 @@ class EngineClient:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None and not self._end_told and self._process.returncode is not None:
+            self._end_told = True
+            self._listener.engine_stopped(self._process.pid, self._process.returncode)
 
     def _send(self, message: wire.ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -146,6 +156,7 @@ class EngineClient:
             stdin=asyncio.subprocess.DEVNULL,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
+        self._end_told = False
         theirs.close()
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._send(self._start)
@@ -156,6 +167,7 @@ class EngineClient:
             self._writer.close()
             self._writer = None
         status = await self._ended(self._process)
+        self._end_told = not self._stopping
         if not self._stopping and broken is None:
             running, self._running = tuple(self._running), {}
             self._listener.engine_crashed(self._process.pid, status, running)

@@ -72,6 +72,12 @@ class Committed(msgspec.Struct, frozen=True, tag_field="t", tag="committed"):
     fact: int
 
 
+class Forget(msgspec.Struct, frozen=True, tag_field="t", tag="forget"):
+    """The content of these requests, which have ended, was erased: the KV that only they need goes as well."""
+
+    requests: tuple[str, ...]
+
+
 class Stop(msgspec.Struct, frozen=True, tag_field="t", tag="stop"):
     """End now; nothing is running any more."""
 
@@ -102,12 +108,17 @@ class Broken(msgspec.Struct, frozen=True, tag_field="t", tag="broken"):
 
 
 class Matched(msgspec.Struct, frozen=True, tag_field="t", tag="matched"):
-    """The request was admitted: this many tokens of its prompt are reused from device memory."""
+    """The request was admitted: this many tokens of its prompt are reused from device memory.
+
+    `reason` says why it was not one more, `nearest` whose state that is about (see the fact CacheMatched).
+    """
 
     request: str
     cached: int
     prompt: int
     tier: str = "device"
+    reason: str = ""
+    nearest: str = ""  # a request, "" if unknown
 
 
 class Tokens(msgspec.Struct, frozen=True, tag_field="t", tag="tokens"):
@@ -158,7 +169,7 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     states: int  # resident terminal states
 
 
-ToEngine = Start | Generate | Cancel | Committed | Stop
+ToEngine = Start | Generate | Cancel | Committed | Forget | Stop
 FromEngine = Loading | Ready | Broken | Matched | Tokens | CacheChanged | Finished | Failed | Gauges
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,6 +39,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     session_key: bytes  # digest of the client's own name for its session, or empty
     parent: str  # response id, or ""
     items: tuple[ask.Item, ...]  # everything the prompt is made of, earlier outputs as Output
+    new: tuple[ask.Item, ...]  # those of the request that its parent's history does not hold
     history: bytes  # rolling digest after all items
 
 
@@ -109,8 +110,10 @@ class Chains:
             ancestors = self._ancestors(request.previous, tenant)
             earlier = tuple(item for turn in ancestors for item in turn.items + turn.output)
             items, parent = earlier + request.items, self._journal.turn(request.previous)
+            new = request.items
         else:
-            items, parent = self._recognise(request.items, start, tenant)
+            items, parent, known = self._recognise(request.items, start, tenant)
+            new = request.items[known:]
         named = self._journal.find_session(tenant, key) if key else None
         session = named.session if named else parent.session if parent and not key else ""
         return Place(
@@ -118,6 +121,7 @@ class Chains:
             session_key=key,
             parent=parent.response if parent else "",
             items=items,
+            new=new,
             history=identity.history(start, items),
         )
 
@@ -194,8 +198,11 @@ class Chains:
 
     def _recognise(
         self, items: tuple[ask.Item, ...], start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Turn | None]:
-        """Finds our own outputs in a resent history: the items with them as Output, and the newest such turn."""
+    ) -> tuple[tuple[ask.Item, ...], Turn | None, int]:
+        """Finds our own outputs in a resent history.
+
+        The items with them as Output, the newest such turn, and how many items end with its output.
+        """
         boundaries: dict[bytes, int] = {}
         digest = start
         for index, item in enumerate(items):
@@ -213,7 +220,7 @@ class Chains:
             for index, item in enumerate(items)
             for output in (self._turn(found[index]).output if index in found else (item,))
         )
-        return replaced, newest
+        return replaced, newest, boundaries[newest.history] + 1 if newest else 0
 
 
 def visible(turn: Turn, tenant: str) -> bool:

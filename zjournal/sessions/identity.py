@@ -16,6 +16,7 @@ from zjournal import ask
 
 ITEM_ID_HEX = 40
 NAMESPACE_HEX = 32
+CALL_KEY_BYTES = 16
 
 
 def response_id(protocol: str, entropy: bytes) -> str:
@@ -31,15 +32,27 @@ def session_id(entropy: bytes) -> str:
     return "s_" + entropy.hex()
 
 
-def item_id(secret: bytes, response: str, index: int, prefix: str) -> str:
-    """The id of an output item, such as `msg_…`: HMAC(journal secret, response id, index)."""
-    mac = hmac.new(secret, f"item\0{response}\0{index}\0{prefix}".encode(), hashlib.sha256)
-    return prefix + "_" + mac.hexdigest()[:ITEM_ID_HEX]
+def item_secret(secret: bytes, response: str) -> bytes:
+    """What the ids of one response's items are made of: HMAC(journal secret, response id); 32 bytes.
+
+    It can be told to another journal with the response, and says nothing about any other response.
+    """
+    return hmac.digest(secret, f"item\0{response}".encode(), "sha256")
+
+
+def item_id(secret: bytes, index: int, prefix: str) -> str:
+    """The id of an output item, such as `msg_…`: HMAC(the response's `item_secret`, index)."""
+    return prefix + "_" + hmac.new(secret, f"{index}\0{prefix}".encode(), hashlib.sha256).hexdigest()[:ITEM_ID_HEX]
 
 
 def namespace(fingerprint: str, tenant: str) -> str:
     """The identity under which KV may be shared: the model and its numerics, and who owns it."""
     return hashlib.sha256(f"namespace\0{fingerprint}\0{tenant}".encode()).hexdigest()[:NAMESPACE_HEX]
+
+
+def call_key(secret: bytes, tenant: str, call_id: str) -> bytes:
+    """What a fact names a tool call by, 16 bytes: the id is the client's word, and must not outlive its content."""
+    return hmac.digest(secret, f"call\0{tenant}\0{call_id}".encode(errors="surrogatepass"), "sha256")[:CALL_KEY_BYTES]
 
 
 def history_start(secret: bytes) -> bytes:

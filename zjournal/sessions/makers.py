@@ -6,11 +6,13 @@ told under that model's name.
 
 from __future__ import annotations
 
-from zjournal.journal.events import EngineStarted
+from zjournal.journal.events import EngineImported, EngineStarted
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.sessions import identity
 from zjournal.sessions.vocabulary import Vocabulary
+
+Maker = EngineStarted | EngineImported
 
 
 class Makers:
@@ -18,18 +20,25 @@ class Makers:
 
     def __init__(self, journal: Reader) -> None:
         self._journal = journal
-        self._makers: dict[str, EngineStarted | None] = {}
+        self._makers: dict[str, Maker | None] = {}
         self._vocabularies: dict[bytes, Vocabulary] = {}
 
-    def of(self, turn: Turn) -> EngineStarted | None:
+    def of(self, turn: Turn) -> Maker | None:
         """The start of the engine that made the turn; None if the journal does not say so for sure."""
         if turn.namespace not in self._makers:
             engine = self._journal.engine_before(turn.accepted_seq)
             sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == turn.namespace
-            self._makers[turn.namespace] = engine if sure else None
+            self._makers[turn.namespace] = engine if sure else self._elsewhere(turn)
         return self._makers[turn.namespace]
 
-    def vocabulary(self, maker: EngineStarted | None) -> Vocabulary | None:
+    def _elsewhere(self, turn: Turn) -> EngineImported | None:
+        """The engine of another journal that made the turn, if it was imported."""
+        for fact in self._journal.before(turn.accepted_seq, EngineImported):
+            if isinstance(fact.event, EngineImported) and fact.event.namespace == turn.namespace:
+                return fact.event
+        return None
+
+    def vocabulary(self, maker: Maker | None) -> Vocabulary | None:
         """What that engine's token ids stand for, if it was recorded. Raises JournalFault if it is damaged."""
         if maker is None or not maker.vocabulary:
             return None

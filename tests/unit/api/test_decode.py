@@ -327,3 +327,45 @@ def test_only_bad_request_escapes_from_damaged_bytes(noise, at):
             decode(sound[:at] + noise + sound[at:], {})
         except BadRequest as fault:
             assert fault.message
+
+
+# --- who asks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", [chat_ask, responses_ask])
+def test_who_asks_is_kept_by_a_few_headers(ask):
+    headers = {
+        "user-agent": "a/1",
+        "originator": "cli",
+        "session_id": "s7",
+        "x-client-request-id": "r9",
+        "accept": "*/*",
+    }
+    assert ask(headers).client == (("user-agent", "a/1"), ("originator", "cli"), ("session_id", "s7"))
+    assert ask().client == ()
+    assert ask({"user-agent": "x" * 5000}).client == (("user-agent", "x" * 256),)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "agent k-123456",
+        "agent z-654321",
+        "Bearer abcdef",
+        "agent (Basic YTpi)",
+        "agent token=abc",
+        "agent api_key: abc",
+        "https://me:word@example.org/agent",
+        "sk-live-1234",
+    ],
+)
+def test_a_header_that_may_hold_a_credential_is_not_kept(value):
+    keys = {"authorization": "Bearer k-123456", "x-api-key": "z-654321"}
+    assert chat_ask({**keys, "user-agent": value, "session-id": value, "originator": "o"}).client == (
+        ("originator", "o"),
+    )
+
+
+@pytest.mark.parametrize("value", ["openai-python/1.0 (token counting)", "task-sketch/2", "curl/8.5.0", "Basically/1"])
+def test_a_usual_header_is_kept(value):
+    assert chat_ask({"authorization": "Bearer k-123456", "user-agent": value}).client

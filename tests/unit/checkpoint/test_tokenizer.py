@@ -70,6 +70,23 @@ def test_bytes_without_a_token_leave_none():
     assert tokenizer.encode("a\x04b") == [*tokenizer.encode("a"), *tokenizer.encode("b")]
 
 
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        ("", 0),
+        ("plain text, \u00e9, \u4e2d and \U0001f600\n\t\x7f", 0),
+        ("a\x04b", 1),
+        ("\x04\x06\x13 between \x14\x16\x1d", 6),
+        ("\x05\x04\x04\u00e9", 2),
+        ("an unassigned character \U00050000", 1),
+    ],
+)
+def test_bytes_without_a_token_are_counted(text, dropped):
+    encoded = smollm2.tokenizer().encode_with_offsets(text)
+    assert encoded.dropped == dropped
+    assert sum(len(smollm2.tokenizer().token_bytes(i)) for i in encoded.ids) == len(text.encode()) - dropped
+
+
 def test_streaming_decoder_holds_back_half_characters():
     tokenizer = smollm2.tokenizer()
     text = "naïve 你好 👩‍👩‍👧 end"

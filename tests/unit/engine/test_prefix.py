@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool
-from zjournal.engine.cache.prefix import BLOCK_BYTES, Node, PrefixGraph, shared_tokens
+from zjournal.engine.cache.prefix import BLOCK_BYTES, GIVEN_UP_MAX, Node, PrefixGraph, shared_tokens
 
 
 def packed(ids):
@@ -36,6 +36,10 @@ class Kept:
 
     def cached(self, ids, namespace="n") -> int:
         return self.graph.match(namespace, packed(ids)).tokens
+
+    def why(self, ids, namespace="n"):
+        match = self.graph.match(namespace, packed(ids))
+        return (match.tokens, *self.graph.why(match, packed(ids)))
 
     def evict(self):
         lost = self.graph.evict()
@@ -183,3 +187,123 @@ def test_the_eviction_queue_does_not_grow_with_the_turns():
 )
 def test_shared_tokens(a, b, shared):
     assert shared_tokens(packed(a), packed(b)) == shared
+
+
+# --- why a match is no longer -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [5, 16, 17, 32, 40])
+def test_a_longer_prompt_extends_the_state_that_it_met(length):
+    kept = Kept()
+    kept.keep(range(length), request="parent")
+    assert kept.why([*range(length), 7, 8]) == (length, "extended", "parent")
+
+
+@pytest.mark.parametrize("common", [1, 15, 16, 17, 31, 32])
+def test_a_prompt_that_differs_forks_from_the_state_that_goes_on(common):
+    kept = Kept()
+    kept.keep(range(40), request="other")
+    assert kept.why([*range(common), 1000, 1001]) == (common, "forked", "other")
+
+
+def test_a_state_inside_a_longer_one_is_extended_and_not_forked_from():
+    kept = Kept()
+    kept.keep(range(40), request="long")
+    kept.keep(range(16), request="at a block")
+    kept.keep(range(35), request="in a block")
+    assert kept.why([*range(16), 1000, 1001]) == (16, "extended", "at a block")
+    assert kept.why([*range(35), 1000, 1001]) == (35, "extended", "in a block")
+    assert kept.why([*range(36), 1000, 1001])[1] == "forked"
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 40])
+def test_the_same_prompt_is_met_whole_but_for_its_last_token(length):
+    kept = Kept()
+    kept.keep(range(length), request="before")
+    assert kept.why(range(length))[:2] == (length - 1, "whole")
+    assert kept.why([*range(length), 7]) == (length, "whole", "before")
+
+
+def test_an_empty_namespace_is_cold():
+    kept = Kept()
+    kept.keep(range(40), namespace="a")
+    assert kept.why(range(40), namespace="b") == (0, "cold", "")
+
+
+def test_what_was_given_up_is_told_and_whose_state_it_was():
+    kept = Kept()
+    kept.keep(range(40), request="long")
+    for left in (32, 16, 0):
+        kept.evict()
+        assert kept.why([*range(40), 7]) == (left, "evicted", "long"), "the state went with the first of its blocks"
+    assert kept.why([1000, 1001]) == (0, "cold", ""), "nothing of this prompt was ever there"
+    kept.keep(range(32), request="again")
+    assert kept.why([*range(32), 1000, 1001]) == (32, "extended", "again")
+
+
+def test_a_branch_that_was_given_up_is_told_only_to_the_prompts_that_lost_by_it():
+    kept = Kept()
+    kept.keep([*range(16), *range(100, 110)], request="a")
+    kept.keep([*range(16), *range(200, 210)], request="b")
+    assert kept.evict() == ["a"]
+    assert kept.why([*range(16), *range(100, 105), 9, 9]) == (16, "evicted", "a")
+    assert kept.why([*range(16), *range(200, 205), 9, 9]) == (21, "forked", "b")
+    assert kept.why([*range(16), 100]) == (16, "whole", "b"), "its only lost token would have been computed anyway"
+
+
+def test_the_memory_of_what_was_given_up_is_bounded():
+    kept = Kept(4)
+    for number in range(GIVEN_UP_MAX + 50):
+        kept.keep([number, 1, 2], namespace=str(number), request=str(number))
+        kept.evict()
+    assert kept.why([0, 1, 2, 3], namespace="0") == (0, "cold", "")
+    last = GIVEN_UP_MAX + 49
+    assert kept.why([last, 1, 2, 3], namespace=str(last)) == (0, "evicted", str(last))
+
+
+def _forget(kept, *requests):
+    lost = kept.graph.forget(requests)
+    kept.check()
+    return sorted(state.request for state in lost)
+
+
+def test_forgetting_takes_the_tail_that_only_this_request_needs():
+    kept = Kept()
+    kept.keep(range(40), request="one")
+    kept.keep([*range(40), *range(100, 130)], request="two")
+    kept.keep([*range(20), *range(200, 230)], request="three")
+    before = kept.graph.nodes
+    assert _forget(kept, "nobody") == []
+    assert kept.graph.nodes == before
+    assert _forget(kept, "three") == ["three"]
+    assert kept.cached([*range(20), *range(200, 230)]) == 20
+    assert _forget(kept, "one") == ["one"], "two goes through all of it"
+    assert kept.cached([*range(40), *range(100, 130), 7]) == 70
+    assert _forget(kept, "two") == ["two"]
+    assert (kept.graph.nodes, kept.pool.free) == (0, 64)
+
+
+def test_forgetting_cuts_a_block_behind_a_state_that_ends_inside_it():
+    kept = Kept()
+    kept.keep(range(36), request="short")
+    kept.keep(range(44), request="long")
+    assert _forget(kept, "long") == ["long"]
+    assert kept.cached(range(50)) == 36
+    kept.keep([*range(36), *range(90, 95)], request="other")
+    kept.keep(range(44), request="again")
+    assert _forget(kept, "again") == ["again"]
+    assert kept.cached([*range(36), *range(90, 95), 7]) == 41
+    assert _forget(kept, "other", "short") == ["other", "short"]
+    assert kept.graph.nodes == 0
+
+
+def test_forgetting_spares_what_runs_and_what_was_given_up_is_forgotten_too():
+    kept = Kept()
+    node = kept.keep(range(32), request="one")
+    kept.graph.pin(node)
+    assert _forget(kept, "one") == ["one"]
+    assert kept.cached([*range(32), 7]) == 32
+    kept.graph.unpin(node)
+    kept.evict()
+    kept.graph.forget(["one"])
+    assert kept.why([*range(32), 7])[1] != "evicted"

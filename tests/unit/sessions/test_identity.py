@@ -16,14 +16,17 @@ def user(*parts: str) -> ask.Message:
 
 
 def test_item_ids_are_stable_and_depend_on_every_part() -> None:
-    name = identity.item_id(SECRET, "resp_1", 0, "msg")
-    assert name == identity.item_id(SECRET, "resp_1", 0, "msg")
+    def made(secret: bytes, response: str, index: int, prefix: str) -> str:
+        return identity.item_id(identity.item_secret(secret, response), index, prefix)
+
+    name = made(SECRET, "resp_1", 0, "msg")
+    assert name == made(SECRET, "resp_1", 0, "msg")
     assert name.startswith("msg_")
     others = {
-        identity.item_id(b"t" * 32, "resp_1", 0, "msg"),
-        identity.item_id(SECRET, "resp_2", 0, "msg"),
-        identity.item_id(SECRET, "resp_1", 1, "msg"),
-        identity.item_id(SECRET, "resp_1", 0, "fc"),
+        made(b"t" * 32, "resp_1", 0, "msg"),
+        made(SECRET, "resp_2", 0, "msg"),
+        made(SECRET, "resp_1", 1, "msg"),
+        made(SECRET, "resp_1", 0, "fc"),
     }
     assert len({name, *others}) == 5
 
@@ -65,3 +68,10 @@ def test_equal_digests_mean_equal_histories(a: list[ask.Item], b: list[ask.Item]
 
     same = plain(a) == plain(b) and calls(a) == calls(b)
     assert (identity.history(start, a) == identity.history(start, b)) == same
+
+
+def test_a_call_is_named_by_a_key_that_depends_on_every_part() -> None:
+    key = identity.call_key(SECRET, "local", "call_1")
+    assert len(key) == identity.CALL_KEY_BYTES
+    others = [(b"t" * 32, "local", "call_1"), (SECRET, "t_1", "call_1"), (SECRET, "local", "call_2")]
+    assert len({key, *(identity.call_key(*parts) for parts in others)}) == 4

@@ -8,13 +8,18 @@ that the longest common beginning is found at one of two neighbours, however man
 Pinned paths belong to running requests and stay. The rest is given up from the leaves inwards, least recently
 used first: tails go before the beginnings they share. A terminal state is a mark on a node: who ended there, and
 after how many tokens. What a state costs and when room is needed is residency's business.
+
+Why a match is no longer than it is can be told as well (`why`). For that the last blocks that were given up are
+remembered by the digest of what stood before them; that memory explains, and takes no part in a hit.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool
@@ -22,6 +27,13 @@ from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool
 TOKEN_BYTES = 4  # tokens are packed as uint32, in the machine's byte order
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 DEAD_ENTRIES_MAX = 64  # the eviction queue is rebuilt when more than this and the live nodes are dead
+DIGEST_BYTES = 16
+GIVEN_UP_MAX = 4096  # nodes below which blocks that were given up are remembered
+GIVEN_UP_BELOW_MAX = 8  # blocks remembered below one node
+OWNER_STEPS_MAX = 1024  # blocks looked at to name the state that goes on elsewhere
+
+# Why a match is not one token longer; docs/journal.md explains them.
+WHOLE, EXTENDED, FORKED, EVICTED, COLD, NO_ROOM = "whole", "extended", "forked", "evicted", "cold", "room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class Node:
     key: bytes
     block: int
     depth: int  # tokens before this node
+    digest: bytes  # of the namespace and all tokens up to the end of this node
     used: int = 0  # tick of the last use, that of kept children not counted
     pins: int = 0  # running requests whose path goes through or ends here
     queued: bool = False  # has an entry in the eviction queue
@@ -60,6 +73,18 @@ class Node:
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
+
+    @property
+    def owner(self) -> str:
+        """A request whose terminal state ends in this node or below it, "" if none is near."""
+        node = self
+        for _ in range(OWNER_STEPS_MAX):
+            if node.states:
+                return next(reversed(node.states.values())).request
+            if not node.children:
+                break
+            node = next(reversed(node.children.values()))
+        return ""
 
     def nearest(self, want: bytes) -> tuple[Node | None, int]:
         """Returns the child that shares the longest beginning with `want`, and its length in tokens."""
@@ -95,6 +120,10 @@ def shared_tokens(a: bytes, b: bytes) -> int:
     return end // TOKEN_BYTES
 
 
+def _digest(before: bytes, more: bytes) -> bytes:
+    return hashlib.blake2b(before + more, digest_size=DIGEST_BYTES).digest()
+
+
 class PrefixGraph:
     """The trees of all namespaces over one pool; each node holds its block once."""
 
@@ -104,6 +133,8 @@ class PrefixGraph:
         self._tick = 0
         self._queue: list[tuple[int, int, Node]] = []  # (used, serial, node): least recently used first
         self._serial = 0
+        # Digest of a node -> blocks below it that were given up: their tokens, and whose state went with them.
+        self._given_up: OrderedDict[bytes, list[tuple[bytes, str]]] = OrderedDict()
         self.nodes = 0  # kept blocks
         self.pinned = 0  # kept blocks on the path of a running request
         self.states = 0  # terminal states
@@ -122,7 +153,7 @@ class PrefixGraph:
         pins what it uses before it changes anything else.
         """
         usable = max(len(packed) - TOKEN_BYTES, 0)
-        node = self._roots.get(namespace) or Node(namespace, None, b"", -1, 0)
+        node = self._roots.get(namespace) or Node(namespace, None, b"", -1, 0, _digest(b"", namespace.encode()))
         blocks: list[int] = []
         at = 0
         while at + BLOCK_BYTES <= usable:
@@ -134,6 +165,27 @@ class PrefixGraph:
             at += BLOCK_BYTES
         partial, tokens = node.nearest(packed[at : min(at + BLOCK_BYTES, usable)])
         return Match(node, blocks, partial, tokens)
+
+    def why(self, match: Match, packed: bytes) -> tuple[str, str]:
+        """Why a match of this prompt is not one token longer, and the request that this is about ("" if unknown)."""
+        node, partial, length = match.node, match.partial, match.partial_tokens
+        here = partial or node
+        usable = len(packed) - TOKEN_BYTES
+        if match.tokens * TOKEN_BYTES >= usable:
+            return WHOLE, here.owner
+        at = len(match.blocks) * BLOCK_BYTES
+        for key, request in reversed(self._given_up.get(node.digest, ())):
+            if shared_tokens(key, packed[at : min(at + BLOCK_BYTES, usable)]) > length:
+                return EVICTED, request
+        if node.parent is None and not node.children:
+            return COLD, ""
+        state = here.states.get(length or BLOCK_TOKENS)
+        if state is not None:
+            return EXTENDED, state.request
+        if partial is None and node.children:
+            return FORKED, next(reversed(node.children.values())).owner
+        ended = partial is None or length * TOKEN_BYTES == len(partial.key)
+        return (EXTENDED, "") if ended else (FORKED, here.owner)
 
     # --- pinning and use ---------------------------------------------------------------------------------
 
@@ -184,7 +236,7 @@ class PrefixGraph:
         if at < len(parent.order) and parent.order[at].startswith(key):
             return parent.children[parent.order[at]]
         depth = parent.depth + len(parent.key) // TOKEN_BYTES
-        node = Node(parent.namespace, parent, key, block, depth, used=self._tick)
+        node = Node(parent.namespace, parent, key, block, depth, _digest(parent.digest, key), used=self._tick)
         if at > 0 and key.startswith(parent.order[at - 1]):
             shorter = parent.children[parent.order[at - 1]]
             assert not shorter.children and not shorter.pins
@@ -223,8 +275,68 @@ class PrefixGraph:
                 self._enqueue(node)
                 continue
             lost = list(node.states.values())
+            self._remember(node)
             self._remove(node)
             return lost
+
+    def forget(self, requests: Collection[str]) -> list[State]:
+        """Gives up the tails that only these requests left behind; returns the terminal states that are lost.
+
+        A beginning that another branch or state goes through stays, and so does what a running request uses. Looks
+        at every node: it is for what somebody asks for by hand.
+        """
+        wanted = frozenset(requests)
+        ends = [
+            (node, tokens) for node in self._all() for tokens, state in node.states.items() if state.request in wanted
+        ]
+        lost = [node.states.pop(tokens) for node, tokens in ends]
+        self.states -= len(lost)
+        for node, tokens in ends:
+            if node.evictable and all(at < tokens for at in node.states):
+                self._cut(node, max(node.states, default=0))
+        self._given_up.clear()  # it holds tokens
+        return lost
+
+    def _cut(self, node: Node, tokens: int) -> None:
+        """Gives up what a leaf keeps behind its first `tokens` tokens; if that is all, then what only led there too."""
+        parent = node.parent
+        assert parent is not None
+        if tokens:
+            states, used = node.states, node.used
+            self._pool.hold(node.block)
+            self.pin(parent)  # else a root without children would be forgotten
+            self._remove(node)
+            shorter = self.insert(parent, node.key[: tokens * TOKEN_BYTES], node.block)
+            if shorter.block == node.block:  # else a sibling covers these tokens
+                shorter.used = used
+            self.states += len(states.keys() - shorter.states.keys())
+            shorter.states = states | shorter.states
+            self.unpin(parent)
+            self._pool.release(node.block)
+            return
+        self._remove(node)
+        while parent is not None and parent.evictable and not parent.states:
+            node, parent = parent, parent.parent
+            self._remove(node)
+
+    def _all(self) -> Iterator[Node]:
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(node.children.values())
+
+    def _remember(self, node: Node) -> None:
+        """Keeps in mind what is given up, below its parent. What was given up below the node cannot be met any more."""
+        assert node.parent is not None
+        below = self._given_up.pop(node.digest, None)
+        request = node.owner or (below[-1][1] if below else "")
+        siblings = self._given_up.setdefault(node.parent.digest, [])
+        siblings.append((node.key, request))
+        del siblings[:-GIVEN_UP_BELOW_MAX]
+        self._given_up.move_to_end(node.parent.digest)
+        if len(self._given_up) > GIVEN_UP_MAX:
+            self._given_up.popitem(last=False)
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
@@ -275,6 +387,7 @@ class PrefixGraph:
             todo.extend(node.children.values())
         assert (len(held), pinned, states) == (self.nodes, self.pinned, self.states)
         assert len(self._queue) <= 2 * self.nodes + DEAD_ENTRIES_MAX
+        assert len(self._given_up) <= GIVEN_UP_MAX
         return held
 
     def _check_node(self, node: Node) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from zjournal.engine.cache.prefix import Node, PrefixGraph, State
+from zjournal.engine.cache.prefix import NO_ROOM, Node, PrefixGraph, State
 from zjournal.link.wire import CacheChanged
 
 
@@ -40,6 +40,8 @@ class Ticket:
     node: Node
     cached: int  # tokens reused, the copied ones included
     growth: int  # blocks it may still take
+    reason: str  # why no more is reused
+    nearest: str  # the request that this is about, "" if unknown
     copy: Copy | None = None  # to be done before its first step
 
     @property
@@ -107,8 +109,11 @@ class Residency:
         if not self._has_room(need):
             self._graph.unpin(match.node)
             return None
+        # Before anything is given up for this request, or that would be found as the reason.
+        reason, nearest = self._graph.why(match, prompt) if partial is match.partial else (NO_ROOM, "")
         self._graph.touch(partial or match.node)
-        ticket = Ticket(request, namespace, match.blocks, match.node, len(match.blocks) * BLOCK_TOKENS, need)
+        cached = len(match.blocks) * BLOCK_TOKENS
+        ticket = Ticket(request, namespace, match.blocks, match.node, cached, need, reason, nearest)
         self._growth += need
         for block in ticket.table:
             self._pool.hold(block)
@@ -167,6 +172,12 @@ class Residency:
         self._growth -= ticket.growth
         ticket.table, ticket.growth = [], 0
         self.releases += 1
+
+    def forget(self, requests: Collection[str]) -> None:
+        """Gives up the terminal states of these requests, and the blocks that nothing else needs."""
+        lost = self._graph.forget(requests)
+        self._changed("evict", lost)
+        self.releases += bool(lost)
 
     # --- inside ------------------------------------------------------------------------------------------
 

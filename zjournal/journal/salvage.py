@@ -1,0 +1,351 @@
+"""Salvage: copies everything of a damaged journal that can be proved into a new one, and says what was lost.
+
+What can be proved is the longest beginning of the chain, under the same identity, and contents whose bytes match
+their names. A turn that lost a payload or a content is erased in the copy, by a fact that says so: the copy is a whole
+journal, and its loss is no silence. Facts behind the first break cannot be proved to belong there, and are listed.
+
+The damaged journal is read and not changed. Nothing that cannot be read stops this but the loss of the identity.
+"""
+
+from __future__ import annotations
+
+import hmac
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from zjournal.errors import OutputFault
+from zjournal.journal import chain, content, database, datadir, headfile
+from zjournal.journal.database import Identity
+from zjournal.journal.events import Fact, PayloadErased, RequestAccepted
+from zjournal.journal.log import Journal
+from zjournal.journal.projections import TURN_COLUMNS, turn_of
+from zjournal.journal.transaction import Transaction
+from zjournal.journal.verify import verify
+
+CAUSE_LOST = "lost"  # of PayloadErased
+PAGE = 500
+UNREADABLE_MAX = 20_000  # facts in a row, where nobody knows how many there were
+LISTED_MAX = 100
+
+Row = tuple
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Facts behind the break. `intact`: each follows from the one before it, but not from what is proved."""
+
+    first: int
+    last: int
+    intact: bool
+
+
+class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
+    """What was copied and what was not."""
+
+    source: str
+    path: str  # of the new data directory
+    facts: int  # copied, those that tell of losses not counted
+    contents: int
+    turns: int
+    reason: str  # why the chain ends where it does, as half a sentence; empty if nothing shows that it is not whole
+    lost_facts: tuple[Range, ...]  # behind the end of the copy, at most LISTED_MAX
+    lost_turns: tuple[str, ...]  # responses that began among these, as far as they can be read; at most LISTED_MAX
+    erased: tuple[str, ...]  # responses that lost content and are erased in the copy
+    lost_contents: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is known to be lost."""
+        return not (self.reason or self.lost_facts or self.erased or self.lost_contents)
+
+
+def salvage(data_dir: Path, out: Path) -> Salvaged:
+    """Copies what can be proved into the new data directory `out`, which must be absent or empty.
+
+    Raises JournalFault when nothing can be proved, OutputFault when `out` cannot be made; then there is no `out`.
+    """
+    path = data_dir / datadir.JOURNAL_FILE
+    if not path.exists():
+        raise database.fault(path, "there is no journal here", "name its directory with --data-dir")
+    database.identify(path, writing=False)
+    part = out.with_name(out.name + ".part")
+    if (out.exists() and (not out.is_dir() or any(out.iterdir()))) or part.exists():
+        taken = part if part.exists() else out
+        raise OutputFault(f"{taken}: exists already and is not empty; name another directory")
+    source = None
+    try:
+        source = _Source(path)
+        datadir.prepare(part)
+        done = _copy(source, part)
+        report = verify(part)
+        if report.fault is not None:
+            raise database.fault(part, f"the copy does not verify ({report.fault.reason})", "report this as a bug")
+        part.rename(out)
+    except OSError as error:
+        raise OutputFault(f"{out}: cannot be made ({error.strerror}); check the disk and its free space") from None
+    finally:
+        if source is not None:
+            source.close()
+        shutil.rmtree(part, ignore_errors=True)
+    return msgspec.structs.replace(done, path=str(out))
+
+
+class _Source:
+    """A damaged journal, read as far as that goes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises JournalFault when the identity is lost, without which no link can be proved."""
+        self.path = path
+        self._db = database.connect_reader(path)
+        try:
+            self.identity = database.identity(self._db, path)
+        except sqlite3.Error as error:
+            self.close()
+            raise database.fault(path, f"cannot be read at all ({error})", "restore it from a backup") from None
+        except BaseException:
+            self.close()
+            raise
+        self._db.text_factory = lambda raw: raw.decode(errors="replace")
+        self.witness = headfile.read(path.parent)
+        known = self._all("SELECT max(seq) FROM event")
+        self.last = max(known[0][0] or 0 if known else 0, self.witness.head.seq if self.witness else 0)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def facts(self, after: int = 0) -> Iterator[Row]:
+        """Every row of `event` behind number `after` that can be read, in order."""
+        while True:
+            page = self._all(
+                f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", after, after + PAGE
+            )
+            if page is None:  # one of them cannot be read
+                page = [row for seq in range(after + 1, after + PAGE + 1) for row in self._fact(seq)]
+            yield from page
+            after += PAGE
+            unknown = page == [] and after >= self.last + UNREADABLE_MAX
+            if unknown or (after >= self.last > 0 and not page):
+                return
+
+    def _fact(self, seq: int) -> list[Row]:
+        return self._all(f"SELECT {chain.COLUMNS} FROM event WHERE seq = ?", seq) or []
+
+    def tenants(self) -> dict[str, Row]:
+        """Tenants whose seals are right: id -> id, name, secret, seal."""
+        found = {}
+        for row in self._all("SELECT id, name, secret, seal FROM tenant") or []:
+            try:
+                right = hmac.compare_digest(chain.tenant_seal(self.identity.secret, *row[:3]), row[3])
+            except (AttributeError, TypeError):
+                right = False
+            if right:
+                found[row[0]] = row
+        return found
+
+    def contents(self, wanted: dict[bytes, bytes]) -> Iterator[tuple[bytes, str, int, bytes]]:
+        """The contents of `wanted` (digest -> secret of the tenant) whose bytes are right: digest, tenant, size, data.
+
+        Those that the index does not lead to are looked for in the table itself.
+        """
+        missing = dict(wanted)
+        query = "SELECT digest, tenant, size, data FROM content WHERE "
+        for digest in wanted:
+            for row in self._all(query + "digest = ?", digest) or []:
+                if _right(row, missing):
+                    del missing[row[0]]
+                    yield row
+        ends = self._all("SELECT max(rowid) FROM content") if missing else None
+        for rowid in range(1, (ends[0][0] or 0) + 1 if ends else 1):
+            for row in self._all(query + "rowid = ?", rowid) or []:
+                if _right(row, missing):
+                    del missing[row[0]]
+                    yield row
+
+    def _all(self, query: str, *values: object) -> list[Row] | None:
+        """The rows; None if they cannot be read."""
+        try:
+            return self._db.execute(query, values).fetchall()
+        except (sqlite3.Error, OverflowError):
+            return None
+
+
+def _right(row: Row, missing: dict[bytes, bytes]) -> bool:
+    digest, _, size, data = row
+    secret = missing.get(digest) if isinstance(digest, bytes) else None
+    return secret is not None and content.fault_of(secret, digest, size, data) is None
+
+
+class _Walk:
+    """What the proved beginning of the chain holds."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.head = chain.genesis(identity.id, identity.secret)
+        self.held: dict[str, Counter[bytes]] = {}  # response -> digests its facts hold
+        self.owner: dict[bytes, str] = {}  # digest -> tenant
+        self.gone: dict[str, str] = {}  # response without a payload that it had -> tenant
+        self.erased: set[str] = set()
+
+    def take(self, row: Row) -> tuple[Row | None, str]:
+        """The row as it can be proved, which may be without its payload; or None and why it cannot be."""
+        reason = chain.fault_of(row, self.head)
+        if reason is not None and chain.type_fault_of(row) is None:
+            bare = (*row[:5], None, *row[6:])
+            if chain.fault_of(bare, self.head) is None:
+                row, reason = bare, None
+        if reason is not None:
+            return None, reason
+        try:
+            fact = chain.recorded(row[0], row[1], row[4], row[5], row[6])
+        except msgspec.MsgspecError as error:
+            return None, f"its body cannot be read: {error}"
+        event = fact.event
+        response = getattr(event, "response", "")
+        if isinstance(event, PayloadErased):
+            self.erased.add(response)
+            self.held.pop(response, None)
+        elif fact.payload is None:
+            self.gone[response] = event.tenant
+        for digest in content.references(event):
+            self.held.setdefault(response, Counter())[digest] += 1
+            self.owner[digest] = event.tenant
+        self.head = chain.head_of(row)
+        return row, ""
+
+
+def _copy(source: _Source, part: Path) -> Salvaged:
+    given = iter(source.identity)
+    db = database.open_writer(part, lambda size: next(given))
+    try:
+        walk, reason = _copy_facts(source, db)
+        tenants = source.tenants()
+        db.executemany("INSERT INTO tenant (id, name, secret, seal) VALUES (?, ?, ?, ?)", tenants.values())
+        lost_digests, copied = _copy_contents(source, db, walk, tenants)
+    except sqlite3.Error as error:
+        raise OutputFault(f"{part}: cannot be written ({error}); check the disk and its free space") from None
+    finally:
+        db.close()
+    lost = {response for response in walk.gone if response not in walk.erased}
+    lost |= {response for response, digests in walk.held.items() if lost_digests.intersection(digests)}
+    headfile.HeadFile(part, source.identity.id).write(walk.head)
+    with Journal.open(part) as journal:
+        facts = journal.rebuild()
+        for response in sorted(lost):
+            journal.run(lambda tx, response=response: _erase(tx, response)).result()  # type: ignore[misc]
+        with journal.transaction() as reading:
+            (turns,) = reading.execute("SELECT count(*) FROM turn").fetchone()
+            (kept,) = reading.execute("SELECT count(*) FROM content").fetchone()
+    ranges, begun = _behind(source, walk.head.seq)
+    if not reason and source.last > walk.head.seq:
+        reason = f"facts {walk.head.seq + 1} to {source.last} cannot be read"
+    if not reason and source.witness is not None:
+        reason = headfile.fault_of(source.witness, source.identity.id, walk.head.seq, _link(source, walk)) or ""
+    return Salvaged(
+        source=str(source.path),
+        path=str(part),
+        facts=facts,
+        contents=min(kept, copied),
+        turns=turns,
+        reason=reason,
+        lost_facts=ranges,
+        lost_turns=begun,
+        erased=tuple(sorted(lost)),
+        lost_contents=len(lost_digests),
+    )
+
+
+def _copy_facts(source: _Source, db: sqlite3.Connection) -> tuple[_Walk, str]:
+    walk = _Walk(source.identity)
+    insert = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    reason = ""
+    db.execute("BEGIN IMMEDIATE")
+    for number, row in enumerate(source.facts()):
+        proved, reason = walk.take(row)
+        if proved is None:
+            reason = f"fact {walk.head.seq + 1}: {reason}"
+            break
+        db.execute(insert, proved)
+        if number % PAGE == PAGE - 1:
+            db.execute("COMMIT")
+            db.execute("BEGIN IMMEDIATE")
+    db.execute("COMMIT")
+    return walk, reason
+
+
+def _copy_contents(
+    source: _Source, db: sqlite3.Connection, walk: _Walk, tenants: dict[str, Row]
+) -> tuple[set[bytes], int]:
+    """Copies what the facts hold on to; returns the digests that could not be, and the number that could."""
+    refs: Counter[bytes] = Counter()
+    for digests in walk.held.values():
+        refs.update(digests)
+    wanted = {digest: tenants[walk.owner[digest]][2] for digest in refs if walk.owner[digest] in tenants}
+    insert = "INSERT INTO content (digest, tenant, size, refs, data) VALUES (?, ?, ?, ?, ?)"
+    found: set[bytes] = set()
+    for digest, _, size, data in source.contents(wanted):
+        db.execute(insert, (digest, walk.owner[digest], size, refs[digest], data))
+        found.add(digest)
+    return set(refs) - found, len(found)
+
+
+def _erase(tx: Transaction, response: str) -> None:
+    """Erases what is left of a turn that lost content; `response` "": the contents of facts that belong to no turn."""
+    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE response = ?", (response,)).fetchone()
+    turn = turn_of(row) if row else None
+    span = (turn.accepted_seq, turn.last_seq) if turn else (1, tx.head.seq)
+    query = "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)"
+    tenant = turn.tenant if turn else ""
+    for found in tx.db.execute(query, (*span, response.encode())).fetchall():
+        fact = chain.recorded(*found)
+        if getattr(fact.event, "response", "") != response:
+            continue
+        tenant = tenant or fact.event.tenant
+        tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
+        for digest in content.references(fact.event):
+            tx.db.execute("UPDATE content SET refs = refs - 1 WHERE digest = ?", (digest,))
+            tx.db.execute("DELETE FROM content WHERE digest = ? AND refs = 0", (digest,))
+    tx.append([Fact(PayloadErased(tenant=tenant, response=response, cause=CAUSE_LOST))])
+
+
+def _behind(source: _Source, proved: int) -> tuple[tuple[Range, ...], tuple[str, ...]]:
+    """The facts behind the proved ones, as ranges, and the responses that began there."""
+    ranges: list[Range] = []
+    begun: list[str] = []
+    before: chain.Head | None = None
+    known = proved
+    for row in source.facts(proved):
+        if chain.type_fault_of(row) is not None:
+            continue
+        follows = before is not None and chain.fault_of(row, before) is None
+        end = ranges[-1] if ranges else None
+        if end is not None and row[0] == end.last + 1 and (follows == end.intact or end.first == end.last):
+            ranges[-1] = Range(end.first, row[0], follows)
+        else:
+            ranges.append(Range(row[0], row[0], follows))
+        before = chain.head_of(row)
+        known = row[0]
+        begun += _response_begun(row)
+    if source.last > known:
+        ranges.append(Range(known + 1, source.last, False))
+    del ranges[LISTED_MAX:]
+    return tuple(ranges), tuple(begun[:LISTED_MAX])
+
+
+def _response_begun(row: Row) -> list[str]:
+    try:
+        event = chain.recorded(row[0], row[1], row[4], row[5], row[6]).event
+    except (msgspec.MsgspecError, TypeError):
+        return []
+    return [event.response] if isinstance(event, RequestAccepted) else []
+
+
+def _link(source: _Source, walk: _Walk) -> bytes | None:
+    """The proved link of the fact that the head file names."""
+    assert source.witness is not None
+    if source.witness.head.seq == walk.head.seq:
+        return walk.head.link
+    rows = source._fact(source.witness.head.seq)
+    return rows[0][7] if rows and source.witness.head.seq < walk.head.seq else None

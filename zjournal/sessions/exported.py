@@ -1,0 +1,344 @@
+"""A file of `zj sessions export`, read and checked before anything of it is believed.
+
+Reading goes line by line and keeps facts in memory, contents only by their place in the file: they are the bulk, and
+are read again, and proved again, when they are written down. Whatever is wrong is an ImportFault that names the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, get_args
+
+import msgspec
+
+from zjournal import ask
+from zjournal.dialects.prompt import Span
+from zjournal.errors import ImportFault
+from zjournal.journal import chain, content, events
+from zjournal.sessions import transfer
+from zjournal.sessions.transfer import Content, End, Engine, Header, Line
+
+FACTS_MAX = 1 << 18
+FACT_BYTES_MAX = 512 << 20  # of all lines of facts together: they are kept in memory
+CONTENTS_MAX = 1 << 20
+ENGINES_MAX = 1 << 10
+LINE_BYTES_MAX = 2 * content.CONTENT_BYTES_MAX
+TEXT_CHARS_MAX = 1 << 16  # of a name or a message in a body
+NUMBER_MAX = (1 << 63) - 1
+PROTOCOLS = ("chat", "responses", "messages")
+TOKEN_BYTES = 4
+SHA_BYTES = 32
+
+_NAME = re.compile(r"[!-~]{1,128}")
+_decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
+decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
+_decode_body = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # of msgspec, for whatever bytes
+
+
+class TurnLines(msgspec.Struct, frozen=True):
+    """One turn that has ended: its own facts in order, from acceptance to end, and what else is told of it."""
+
+    accepted: Line
+    own: tuple[Line, ...]
+    results: Line | None  # the tool results that it brought
+    deleted: Line | None
+
+    @property
+    def request(self) -> events.RequestAccepted:
+        assert isinstance(self.accepted.body, events.RequestAccepted)
+        return self.accepted.body
+
+
+class Exported:
+    """An export whose lines are whole and whose facts make sense. A context manager: it keeps the file open."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ImportFault: not there, not ours, cut off, damaged, over a limit, or of a newer version."""
+        self.path = path
+        self.engines: dict[str, Engine] = {}
+        self.lines: list[Line] = []
+        self._places: dict[str, tuple[int, int]] = {}  # SHA-256 -> offset and length of its line
+        self._fact_bytes = 0
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise self.fault(f"cannot be read ({error.strerror})") from None
+        try:
+            self.header, self.digest = self._read()
+            self.journal_id = self._journal_id()
+            self.turns, self.erased = self._turns()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Exported:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fault(self, reason: str) -> ImportFault:
+        return ImportFault(f"{self.path}: {reason}")
+
+    def content(self, sha: str) -> bytes:
+        """The bytes of this name. Raises ImportFault if the file has changed since it was read."""
+        offset, length = self._places[sha]
+        try:
+            line = transfer.decode_line(os.pread(self._file.fileno(), length, offset))
+        except (OSError, *UNREADABLE):
+            line = None
+        if not isinstance(line, Content) or transfer.sha_of(line.data) != sha:
+            raise self.fault("was changed while it was read")
+        return line.data
+
+    def _journal_id(self) -> bytes:
+        try:
+            return bytes.fromhex(self.header.journal)
+        except ValueError:
+            raise self.fault("does not name the journal that it comes from") from None
+
+    # --- lines ------------------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[Header, bytes]:
+        digest = hashlib.sha256()
+        header: Header | None = None
+        offset = 0
+        for number, data in enumerate(_lines(self._file), 1):
+            if len(data) > LINE_BYTES_MAX:
+                raise self.fault(f"line {number} has more than {LINE_BYTES_MAX} bytes")
+            line = self._line(data, number)
+            if isinstance(line, End):
+                right = (line.lines, line.sha256) == (number - 1, digest.hexdigest())
+                if not right or header is None or self._file.read(1):
+                    raise self.fault(f"is damaged: its end (line {number}) does not fit what is before it")
+                digest.update(data)
+                return header, digest.digest()
+            if isinstance(line, Header) != (number == 1):
+                raise self.fault(f"line {number} is out of place; it is no export of a session")
+            if isinstance(line, Header):
+                header = line
+            else:
+                self._take(line, number, offset, len(data))
+            digest.update(data)
+            offset += len(data)
+        raise self.fault("is cut off: it has no last line" if header else "is empty")
+
+    def _line(self, data: bytes, number: int) -> transfer.AnyLine:
+        if not data.endswith(b"\n"):
+            raise self.fault(f"is cut off in line {number}")
+        try:
+            line = transfer.decode_line(data)
+        except UNREADABLE as error:
+            newer = self._newer(data) if number == 1 else ""
+            raise self.fault(newer or f"line {number} cannot be read as one of an export ({error})") from None
+        if isinstance(line, Header) and line.format != transfer.FORMAT:
+            raise self.fault(self._newer(data))
+        return line
+
+    def _newer(self, data: bytes) -> str:
+        try:
+            form = msgspec.json.decode(data, type=_Format).format
+        except UNREADABLE:
+            return ""
+        known = transfer.FORMAT
+        return "" if form == known else f"is of format {form}, this zjournal reads {known}; use the one that wrote it"
+
+    def _take(self, line: Content | Engine | Line, number: int, offset: int, length: int) -> None:
+        match line:
+            case Content():
+                if (line.text is None) == (line.base64 is None) or transfer.sha_of(line.data) != line.sha256:
+                    raise self.fault(f"line {number}: the content does not match its name")
+                if len(line.data) > content.CONTENT_BYTES_MAX or len(self._places) >= CONTENTS_MAX:
+                    raise self.fault(f"line {number}: there is more content than a journal takes")
+                self._places[line.sha256] = (offset, length)
+            case Engine():
+                self._know([sha for sha in (line.vocabulary, line.template) if sha], number)
+                if line.namespace in self.engines or len(self.engines) >= ENGINES_MAX:
+                    raise self.fault(f"line {number}: the namespace {line.namespace!r} has an engine already")
+                self.engines[line.namespace] = line
+            case Line():
+                self._fact_bytes += length
+                if len(self.lines) >= FACTS_MAX or self._fact_bytes > FACT_BYTES_MAX:
+                    raise self.fault(f"line {number}: the session is too long to be imported in one piece")
+                self._know(line.contents.values(), number)
+                reason = _wrong(line)
+                if reason:
+                    raise self.fault(f"line {number}: {reason}")
+                self.lines.append(line)
+
+    def _know(self, shas: Iterable[str], number: int) -> None:
+        for sha in shas:
+            if sha not in self._places:
+                raise self.fault(f"line {number}: the content {sha[:64]!r} does not stand before it")
+
+    # --- turns ------------------------------------------------------------------------------------------
+
+    def _turns(self) -> tuple[dict[str, TurnLines], frozenset[str]]:
+        """The turns that have their content, and the ids of those that were erased."""
+        erased = frozenset(line.body.response for line in self.lines if isinstance(line.body, events.PayloadErased))
+        own: dict[str, list[Line]] = {}
+        results: dict[str, Line] = {}
+        deleted: dict[str, Line] = {}
+        for line in self.lines:
+            response = getattr(line.body, "response", "")
+            if not response or response in erased:
+                continue
+            if isinstance(line.body, events.ResponseDeleted):
+                deleted.setdefault(response, line)
+            elif isinstance(line.body, events.ToolResultSeen):
+                results.setdefault(response, line)
+            elif isinstance(line.body, OWN):
+                lines = own.setdefault(response, [])
+                if not lines or not isinstance(lines[-1].body, ENDS):  # the first end counts
+                    lines.append(line)
+        turns = {}
+        for response, lines in own.items():
+            reason = self._wrong_turn(lines) or self._wrong_results(lines[0], results.get(response))
+            if reason:
+                raise self.fault(f"{response} cannot be: {reason}")
+            turns[response] = TurnLines(lines[0], tuple(lines), results.get(response), deleted.get(response))
+        return turns, erased
+
+    def _wrong_turn(self, lines: list[Line]) -> str | None:
+        """Why these facts are not those of one turn that has ended, as half a sentence."""
+        bodies = [line.body for line in lines]
+        if any(transfer.digests_of(line.body).keys() != line.contents.keys() for line in lines):
+            return "a content of it is not in the file"
+        match bodies:
+            case [events.RequestAccepted() as accepted, events.PromptRendered() as rendered, *rest]:
+                return (
+                    self._wrong_acceptance(accepted, lines[0])
+                    or self._wrong_prompt(rendered, lines[1])
+                    or _wrong_course(rest, rendered.count, lines[2:])
+                )
+        return "it does not begin with its acceptance and its prompt"
+
+    def _wrong_acceptance(self, accepted: events.RequestAccepted, line: Line) -> str | None:
+        if accepted.protocol not in PROTOCOLS:
+            return f"the protocol {accepted.protocol!r} is unknown"
+        if accepted.previous not in ("", accepted.parent):
+            return "its previous response is not its parent"
+        if len(line.item_secret) != SHA_BYTES:
+            return "it has no secret for its item ids"
+        if not {"raw", "items"} <= line.contents.keys():
+            return "its body is not in the file"
+        try:
+            _decode_body(self.content(line.contents["raw"]))
+            decode_items(self.content(line.contents["items"]))
+        except UNREADABLE as error:
+            return f"its body cannot be read ({error})"
+        return None
+
+    def _wrong_results(self, accepted: Line, results: Line | None) -> str | None:
+        if results is None:
+            return None
+        assert isinstance(results.body, events.ToolResultSeen)
+        if not 0 < len(results.body.calls) <= len(self.results(accepted)):
+            return "it tells of more tool results than it brought"
+        return None
+
+    def results(self, accepted: Line) -> list[ask.Result]:
+        """The tool results among the items of a turn."""
+        items = decode_items(self.content(accepted.contents["items"]))
+        return [item for item in items if isinstance(item, ask.Result)]
+
+    def _wrong_prompt(self, rendered: events.PromptRendered, line: Line) -> str | None:
+        if not {"tokens", "spans"} <= line.contents.keys():
+            return "its prompt is not in the file"
+        try:
+            spans = _decode_spans(self.content(line.contents["spans"]))
+        except UNREADABLE as error:
+            return f"its spans cannot be read ({error})"
+        ends = [0, *(span.end for span in spans)]
+        fits = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
+        if not fits or ends[-1] != rendered.count:
+            return "its spans do not cover its prompt"
+        if len(self.content(line.contents["tokens"])) != rendered.count * TOKEN_BYTES:
+            return "its prompt has another number of tokens than it says"
+        return None
+
+
+# What a turn is made of. What a device held, and what became of the turn later, is told by other kinds.
+OWN = (
+    events.RequestAccepted,
+    events.PromptRendered,
+    events.CacheMatched,
+    events.TokensSampled,
+    events.ResponseFinished,
+    events.ResponseFailed,
+)
+
+
+ENDS = (events.ResponseFinished, events.ResponseFailed)
+
+
+class _Format(msgspec.Struct):
+    """Of a header of any version."""
+
+    format: int
+
+
+def _lines(file: IO[bytes]) -> Iterable[bytes]:
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        yield line
+
+
+def _wrong(line: Line) -> str | None:
+    """Why no journal could hold this fact, as half a sentence. Any fact; what a turn needs is looked at later."""
+    body = line.body
+    if not (0 < line.seq <= NUMBER_MAX and 0 <= line.time <= NUMBER_MAX):
+        return "its number or time is out of range"
+    for field in body.__struct_fields__:
+        value = getattr(body, field)
+        if isinstance(value, bool | float):
+            continue
+        if isinstance(value, int) and not -NUMBER_MAX <= value <= NUMBER_MAX:
+            return f"{field} is out of range"
+        if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
+            return f"{field} is too long"
+        if field in ("response", "session", "parent", "previous") and value and not _NAME.fullmatch(value):
+            return f"{field} is no id"
+    if not getattr(body, "response", "x") or not getattr(body, "session", "x"):
+        return "it names no response or session"
+    if len(line.payload or b"") > chain.PAYLOAD_BYTES_MAX - chain.SALT_BYTES:
+        return "its payload is too long"
+    if not line.contents.keys() <= transfer.digests_of(body).keys():
+        return "it has a content that its body does not name"
+    if len(events.encode_body(body)) > chain.BODY_BYTES_MAX >> 1:
+        return "its body is too long"
+    return None
+
+
+def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line]) -> str | None:
+    """Why these cannot follow acceptance and prompt."""
+    position = 0
+    if not rest or not isinstance(rest[-1], ENDS):
+        return "it has not ended"
+    for event, line in zip(rest, lines, strict=True):
+        negative = any(
+            getattr(event, name, 0) < 0
+            for name in ("position", "count", "output", "queue_us", "prefill_us", "decode_us")
+        )
+        if negative:
+            return "a number in it is negative"
+        match event:
+            case events.CacheMatched(cached=cached, prompt=told) if not 0 <= cached <= told == prompt:
+                return "its match with the cache does not fit its prompt"
+            case events.TokensSampled(position=at, count=count):
+                if at != position or not count or line.payload is None or len(line.payload) != TOKEN_BYTES * count:
+                    return "its tokens are not one run"
+                position += count
+            case events.ResponseFinished(reason=reason, output=output):
+                if reason not in get_args(ask.EndReason) or output != position:
+                    return "its end does not fit its tokens"
+            case events.RequestAccepted() | events.PromptRendered():
+                return "it was accepted twice"
+    return None

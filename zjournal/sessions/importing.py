@@ -1,0 +1,304 @@
+"""Import: an export becomes facts of this journal, all of it in one transaction or nothing.
+
+Turns and sessions keep their ids, so that the conversation goes on by `previous_response_id`. A turn that is here
+already must be the same one and is left as it is: a file may be imported twice, and a longer export of the same session
+adds what is new. What depends on a journal's secrets is made again with those of this one: names of contents and
+digests of histories. Item ids stay, by the secret that travels with each turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from zjournal import ask
+from zjournal.dialects.chatml import ChatML
+from zjournal.errors import BadRequest, ImportFault, JournalFault, NotFound
+from zjournal.journal import chain, events
+from zjournal.journal.log import LOCAL_TENANT, SERVER_TENANT, Journal
+from zjournal.journal.reader import Reader, Tenant
+from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.sessions import follow, identity, transfer
+from zjournal.sessions.chain import stop_strings
+from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items
+from zjournal.sessions.transfer import Engine, Line
+from zjournal.sessions.vocabulary import Vocabulary
+
+_TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as names of keys are
+
+
+class ImportFile(msgspec.Struct, frozen=True):
+    """Arguments: the file, by a path that the owner of the journal can read, and the name of the tenant to own it."""
+
+    path: str
+    tenant: str = LOCAL_TENANT
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What became of a file. `known`: turns that were here already; `erased`: those that were without content there."""
+
+    session: str
+    tenant: str
+    turns: int
+    known: int
+    erased: int
+
+
+def import_file(journal: Journal, arguments: ImportFile) -> Imported:
+    """Brings the turns of an export into the journal. Waits for the commit.
+
+    Raises ImportFault when the file is no whole export, or does not fit: then nothing of it is in the journal.
+    """
+    name = arguments.tenant
+    if name == SERVER_TENANT or not _TENANT_NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} is no name of a key that could own a session", param="tenant")
+    with Exported(Path(arguments.path)) as file:
+        tenant = journal.tenant(name)
+        new = _new_turns(journal, tenant, file)
+        if new:
+            writing = _Writing(journal, tenant, file, new)
+            journal.run(writing.write).result()
+        return Imported(file.header.session, name, len(new), len(file.turns) - len(new), len(file.erased))
+
+
+def _new_turns(journal: Journal, tenant: Tenant, file: Exported) -> dict[str, TurnLines]:
+    """The turns of a file that are not here yet. Raises ImportFault for one that cannot be brought here."""
+    new: dict[str, TurnLines] = {}
+    for response, turn in file.turns.items():
+        here = journal.turn(response)
+        if here is None:
+            parent = turn.request.parent
+            if parent and parent not in file.erased and parent not in new and journal.turn(parent) is None:
+                raise file.fault(f"{response} continues {parent}, which is neither before it in the file nor here")
+            new[response] = turn
+        elif here.erased:
+            raise file.fault(f"{response} was erased here, and its id cannot be used again")
+        elif here.finished_us is None:
+            raise file.fault(f"{response} is running here")
+        elif here.tenant != tenant.id or _digest(_lines_here(journal, response)) != _digest(turn.own):
+            raise file.fault(f"the id {response} is taken here by another turn")
+    opened = {line.body.session for line in file.lines if isinstance(line.body, events.SessionOpened)}
+    for name in {turn.request.session for turn in new.values()}:
+        session = journal.session(name)
+        if session is None and name not in opened:
+            raise file.fault(f"the session {name} is never opened")
+        if session is not None and session.tenant != tenant.id:
+            raise file.fault(f"the id {name} is taken here by another session")
+        if session is not None and session.deleted:
+            raise file.fault(f"the session {name} was deleted here, and nothing can be added to it")
+    return new
+
+
+def _lines_here(journal: Reader, response: str) -> list[Line]:
+    facts = [fact for fact in journal.read_response(response) if isinstance(fact.event, OWN)]
+    ends = [index for index, fact in enumerate(facts) if isinstance(fact.event, ENDS)]
+    try:
+        return transfer.recorded_lines(journal, facts[: ends[0] + 1] if ends else facts)
+    except NotFound as fault:
+        raise ImportFault(fault.message) from None
+
+
+def _digest(lines: Sequence[Line]) -> bytes:
+    """What a turn is, in whatever journal: bodies, payloads and contents without what is one journal's own."""
+    digest = hashlib.sha256()
+    for line in lines:
+        body = line.body
+        names: dict[str, object] = {field: bytes.fromhex(sha) for field, sha in line.contents.items()}
+        if isinstance(body, events.RequestAccepted):
+            names |= {"history": b"", "item_secret": line.item_secret}
+        elif isinstance(body, events.ResponseFinished):
+            names |= {"history": b""}
+        plain = events.encode_body(msgspec.structs.replace(body, tenant="", **names))
+        for part in (plain, line.payload or b""):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+class _Writing:
+    """One import, from what was checked to the transaction."""
+
+    def __init__(self, journal: Journal, tenant: Tenant, file: Exported, new: dict[str, TurnLines]) -> None:
+        self._journal = journal
+        self._tenant = tenant
+        self._server = journal.tenant(SERVER_TENANT)
+        self._file = file
+        self._new = new
+        self._histories = _Histories(journal, file, new).made
+        self._names: dict[tuple[str, str], bytes] = {}  # tenant and SHA-256 -> name of a content that is stored by now
+        self._engines = [engine for engine in file.engines.values() if self._wanted(engine)]
+
+    def _wanted(self, engine: Engine) -> bool:
+        """Whether new turns were made by this engine, and no earlier import has told of it."""
+        if not any(turn.request.namespace == engine.namespace for turn in self._new.values()):
+            return False
+        known = (
+            fact.event.namespace
+            for fact in self._journal.before(self._journal.head + 1, events.EngineImported)
+            if isinstance(fact.event, events.EngineImported)
+        )
+        return engine.namespace not in known
+
+    def write(self, tx: Transaction) -> None:
+        """For Journal.run. Raises ImportFault, which rolls back."""
+        self._check_again(tx)
+        try:
+            for engine in self._engines:
+                tx.add([self._engine(engine)], tx.now)
+            lines = list(self._carried(tx))
+            tx.add([events.Fact(self._imported(lines))], tx.now)
+            for line in lines:
+                tx.add([self._fact(line)], tx.now)
+        except ParentErased as erased:
+            raise self._file.fault(f"the turn {erased} that it continues was erased here") from None
+
+    def _check_again(self, tx: Transaction) -> None:
+        """Others may have written since it was looked at."""
+        for response in self._new:
+            if tx.db.execute("SELECT 1 FROM turn WHERE response = ?", (response,)).fetchone():
+                raise self._file.fault(f"{response} came into the journal meanwhile; try again")
+        for name in {turn.request.session for turn in self._new.values()}:
+            row = tx.db.execute("SELECT tenant, deleted FROM session WHERE session = ?", (name,)).fetchone()
+            if row is not None and row != (self._tenant.id, 0):
+                raise self._file.fault(f"the session {name} was changed meanwhile; try again")
+
+    def _carried(self, tx: Transaction) -> Iterator[Line]:
+        """The lines that become facts, in their order."""
+        sessions = {turn.request.session for turn in self._new.values()}
+        known = {
+            name
+            for name in sessions
+            if tx.db.execute("SELECT 1 FROM session WHERE session = ?", (name,)).fetchone() is not None
+        }
+        turns = self._new.values()
+        own = {id(line) for turn in turns for line in (*turn.own, turn.results, turn.deleted) if line is not None}
+        for line in self._file.lines:
+            if isinstance(line.body, events.SessionOpened) and line.body.session in sessions - known:
+                known.add(line.body.session)
+                yield line
+            elif id(line) in own:
+                yield line
+
+    def _imported(self, lines: Sequence[Line]) -> events.SessionImported:
+        header = self._file.header
+        return events.SessionImported(
+            tenant=self._tenant.id,
+            session=header.session,
+            source=self._file.journal_id,
+            digest=self._file.digest,
+            seqs=_distances(line.seq for line in lines),
+            times=_distances(line.time for line in lines),
+        )
+
+    def _engine(self, engine: Engine) -> events.Fact:
+        shas = {name: sha for name in ("vocabulary", "template") if (sha := getattr(engine, name))}
+        names, contents = self._store(self._server, shas)
+        told = events.EngineImported(
+            tenant=SERVER_TENANT,
+            namespace=engine.namespace,
+            model=engine.model,
+            fingerprint=engine.fingerprint,
+            kernels=engine.kernels,
+            **names,
+        )
+        return events.Fact(told, contents=contents)
+
+    def _fact(self, line: Line) -> events.Fact:
+        body = line.body
+        names, contents = self._store(self._tenant, line.contents)
+        changes: dict[str, object] = {"tenant": self._tenant.id, **names}
+        match body:
+            case events.SessionOpened():
+                changes["key"] = b""  # made with the other journal's secret
+            case events.RequestAccepted():
+                changes |= {"history": self._histories[body.response][0], "item_secret": line.item_secret}
+            case events.ToolResultSeen():
+                changes["calls"] = self._calls(body)
+            case events.ResponseFinished():
+                changes["history"] = self._histories[body.response][1]
+        event = msgspec.structs.replace(body, **changes)
+        return events.Fact(event, payload=line.payload or b"", contents=contents)
+
+    def _calls(self, seen: events.ToolResultSeen) -> tuple[bytes, ...]:
+        """The keys of the calls whose results a turn brought: what was new stood last among its items."""
+        results = self._file.results(self._new[seen.response].accepted)[-len(seen.calls) :]
+        return tuple(identity.call_key(self._journal.secret, self._tenant.id, result.call_id) for result in results)
+
+    def _store(self, tenant: Tenant, shas: dict[str, str]) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
+        """The names that contents have here, by field, and those contents that this import has not offered yet."""
+        offered = []
+        for sha in dict.fromkeys(shas.values()):
+            if (tenant.id, sha) not in self._names:
+                data = self._file.content(sha)
+                self._names[tenant.id, sha] = chain.content_digest(tenant.secret, data)
+                offered.append(data)
+        return {field: self._names[tenant.id, sha] for field, sha in shas.items()}, tuple(offered)
+
+
+class _Histories:
+    """The digests by which a resent history finds a turn, with this journal's secret: (before, after) the answer."""
+
+    def __init__(self, journal: Reader, file: Exported, new: dict[str, TurnLines]) -> None:
+        self._journal = journal
+        self._file = file
+        self._start = identity.history_start(journal.secret)
+        self._vocabularies: dict[str, Vocabulary | None] = {}
+        self.made: dict[str, tuple[bytes, bytes]] = {}
+        for response, turn in new.items():
+            self.made[response] = self._of(turn)
+
+    def _of(self, turn: TurnLines) -> tuple[bytes, bytes]:
+        request = turn.request
+        before = self._after(request.previous) if request.previous else self._start
+        if before:
+            before = identity.history(before, decode_items(self._file.content(turn.accepted.contents["items"])))
+        end = turn.own[-1].body
+        if not before or not isinstance(end, events.ResponseFinished) or not end.history:
+            return before, b""
+        text = self._text(turn)
+        if text is None:
+            return before, b""
+        return before, identity.history_step(before, ask.Message("assistant", (ask.Text(text),)))
+
+    def _after(self, response: str) -> bytes:
+        """The digest after an earlier turn's answer; b"" if it is unknown, and so is whatever comes after it."""
+        if response in self.made:
+            return self.made[response][1]
+        turn = self._journal.turn(response)
+        return turn.history if turn is not None else b""
+
+    def _text(self, turn: TurnLines) -> str | None:
+        """What the client saw of an answer; None if the file does not say what its tokens stand for."""
+        request = turn.request
+        vocabulary = self._vocabulary(request.namespace)
+        if vocabulary is None or request.dialect != ChatML.name:
+            return None
+        records = [events.Recorded(line.seq, line.time, line.body, line.payload) for line in turn.own]
+        tail = follow.without_end(follow.recorded_tail(records))
+        try:
+            stop = stop_strings(self._file.content(turn.accepted.contents["raw"])) if request.stop else ()
+            return follow.read_text(tail.ids, follow.foreign_reader(vocabulary, ChatML(), stop))
+        except (JournalFault, *UNREADABLE) as error:
+            raise self._file.fault(f"the answer {request.response} cannot be read ({error})") from None
+
+    def _vocabulary(self, namespace: str) -> Vocabulary | None:
+        if namespace not in self._vocabularies:
+            engine = self._file.engines.get(namespace)
+            found = None
+            if engine is not None and engine.vocabulary:
+                try:
+                    found = Vocabulary(self._file.content(engine.vocabulary))
+                except JournalFault as fault:
+                    raise self._file.fault(fault.message) from None
+            self._vocabularies[namespace] = found
+        return self._vocabularies[namespace]
+
+
+def _distances(numbers: Iterable[int]) -> tuple[int, ...]:
+    """The first number, then the distance of each from the one before."""
+    listed = list(numbers)
+    return (*listed[:1], *(after - before for before, after in pairwise(listed)))
