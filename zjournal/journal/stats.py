@@ -88,8 +88,10 @@ def stats(reader: Reader) -> Stats:
     with reader.transaction() as db:
         rows = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("event", "content", "turn", "session", "tenant")
+            for name in ("content", "turn", "session", "tenant")
         }
+        # Facts are numbered without gaps; counting a million of them would hold the log for a quarter of a second.
+        rows["event"] = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
         page_bytes, pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
         )

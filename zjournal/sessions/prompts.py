@@ -60,11 +60,13 @@ class Prompts:
         )
 
     def _facts(self, turn: Turn) -> tuple[RequestAccepted, PromptRendered]:
-        """They stand side by side, for they were appended together."""
-        facts = [fact.event for fact in self._journal.read(after=turn.accepted_seq - 1, limit=2)]
+        """They stand together, for they were appended together; tool results may be told of in between."""
+        facts = [fact.event for fact in self._journal.read(after=turn.accepted_seq - 1, limit=3)]
         match facts:
-            case [RequestAccepted() as accepted, PromptRendered() as rendered] if rendered.response == turn.response:
-                return accepted, rendered
+            case [RequestAccepted() as accepted, *others]:
+                for event in others:
+                    if isinstance(event, PromptRendered) and event.response == turn.response:
+                        return accepted, event
         raise JournalFault(f"{self._journal.path}: {turn.response} has no rendered prompt")
 
     def _spans(self, turn: Turn, rendered: PromptRendered) -> tuple[Span, ...]:
