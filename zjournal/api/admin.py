@@ -20,6 +20,7 @@ from zjournal import errors
 from zjournal.journal.log import Journal
 from zjournal.link import admin
 from zjournal.sessions import operations
+from zjournal.sessions.chain import Decoders
 
 CALL_S_MAX = 10.0  # for the frame to arrive
 CALLS_MAX = 16  # connections at a time
@@ -30,8 +31,10 @@ log = logging.getLogger("zjournal.api")
 class AdminSocket:
     """Answers on the socket of a data directory that this process owns."""
 
-    def __init__(self, journal: Journal, data_dir: Path) -> None:
+    def __init__(self, journal: Journal, data_dir: Path, decoders: Decoders) -> None:
+        """`decoders` read the items of recorded bodies, by protocol."""
         self._journal = journal
+        self._decoders = decoders
         self._data_dir = data_dir
         self._calls: set[asyncio.Task] = set()
         self._turn = asyncio.Lock()
@@ -101,7 +104,8 @@ class AdminSocket:
                 )
             async with self._turn:
                 log.info("admin: %s", call.name)
-                result = await asyncio.to_thread(operations.run, self._journal, call.name, bytes(call.arguments))
+                arguments = bytes(call.arguments)
+                result = await asyncio.to_thread(operations.run, self._journal, call.name, arguments, self._decoders)
             outcome = admin.Outcome(admin.VERSION, msgspec.Raw(result))
             admin.frame(outcome)  # a result that is too long is a fault of this call
         except errors.Fault as fault:

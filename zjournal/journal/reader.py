@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, database
+from zjournal.journal import chain, content, database, rows
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import (
     AnyEvent,
@@ -28,6 +30,8 @@ from zjournal.journal.events import (
     ServerStopped,
 )
 from zjournal.journal.projections import (
+    BY_RESPONSE,
+    BY_SESSION,
     DELETED,
     FAILED,
     RUNNING,
@@ -38,6 +42,7 @@ from zjournal.journal.projections import (
     session_of,
     turn_of,
 )
+from zjournal.journal.segments import Bare
 
 PAGE_FACTS = 2_000
 READ_S_MAX = 0.25  # no read transaction of ours is open longer, so that the log can be emptied in between
@@ -48,8 +53,10 @@ CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
 TURNS_PAGE = 1_000
 FETCH_ROWS = 100  # between looks at the time
+DIGESTS_PAGE = 500  # looked for in one statement
 
-_EVENT = "seq, time, body, payload, payload_sha"
+
+T = TypeVar("T")
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -79,16 +86,18 @@ class Pace:
             self.rows = min(self.rows * 2, SCAN_FACTS_MAX)
 
 
-def some(cursor: sqlite3.Cursor) -> list[tuple]:
-    """The rows of a query, as many as come within READ_S, and at least one if there is one."""
+def some(found: Iterator[T]) -> list[T]:
+    """What comes within READ_S, such as rows of a query, and at least one if there is one."""
     until = time.monotonic() + READ_S
-    rows: list[tuple] = []
-    while part := cursor.fetchmany(FETCH_ROWS):
-        rows += part
+    taken: list[T] = []
+    while part := list(islice(found, FETCH_ROWS)):
+        taken += part
         if time.monotonic() > until:
-            cursor.close()  # else the statement would go on to hold the transaction
             break
-    return rows
+    close = getattr(found, "close", None)
+    if close is not None:
+        close()  # else the statement would go on to hold the transaction
+    return taken
 
 
 class Reader:
@@ -101,6 +110,8 @@ class Reader:
         self._idle: list[sqlite3.Connection] = []
         self._idle_lock = threading.Lock()
         self._tenants: dict[str, Tenant] = {}  # by id; a tenant never changes
+        self._plains = content.Plains()
+        self._unpacked = rows.Unpacked()
         self._closed = False
         with self.transaction() as db:
             self.id, self.secret = database.identity(db, self.path)
@@ -152,7 +163,7 @@ class Reader:
     def head(self) -> int:
         """The number of the last committed fact; 0 in an empty journal."""
         with self.transaction() as db:
-            return db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+            return rows.head(db)
 
     def read(self, after: int = 0, limit: int = PAGE_FACTS, upto: int | None = None) -> list[Recorded]:
         """Facts after number `after`, none beyond `upto`, in order; [] at the end.
@@ -161,11 +172,9 @@ class Reader:
         """
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
-        with self.transaction() as db:
-            rows = some(
-                db.execute(f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", (after, last))
-            )
-        return [self._recorded(row) for row in rows]
+        with self._facts() as db:
+            found = some(rows.bare(db, after, last, self._unpacked))
+        return [self._recorded(bare) for bare in found]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -181,11 +190,9 @@ class Reader:
         pace = Pace()
         while at < turn.last_seq:
             upto = min(at + pace.rows, turn.last_seq)
-            with pace, self.transaction() as db:
-                rows = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND instr(body, ?)", (at, upto, needle)
-                ).fetchall()
-            facts = (self._recorded(row) for row in rows)
+            with pace, self._facts() as db:
+                near = [bare for bare in rows.bare(db, at, upto, self._unpacked) if needle in bare.body]
+            facts = (self._recorded(bare) for bare in near)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
@@ -204,12 +211,9 @@ class Reader:
         pace = Pace()
         while seq > 1:
             low = max(seq - pace.rows, 1)
-            with pace, self.transaction() as db:
-                rows = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC",
-                    (low, seq, chain.TAGS[kind][0]),
-                ).fetchall()
-            yield from map(self._recorded, rows)
+            with pace, self._facts() as db:
+                found = rows.of_kinds(db, low, seq - 1, (chain.TAGS[kind][0],), self._unpacked)
+            yield from map(self._recorded, found)
             seq = low
 
     def unended_start(self) -> tuple[int, int] | None:
@@ -223,25 +227,32 @@ class Reader:
         pace = Pace()
         while end > floor:
             low = max(end - pace.rows, floor)
-            with pace, self.transaction() as db:
-                row = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND tag IN (?, ?, ?)"
-                    " ORDER BY seq DESC LIMIT 1",
-                    (low, end, *names),
-                ).fetchone()
-            if row is not None:
-                event = self._recorded(row).event
-                return (row[0], event.pid) if isinstance(event, ServerStarted) else None
+            with pace, self._facts() as db:
+                found = rows.of_kinds(db, low + 1, end, names, self._unpacked)
+            if found:
+                event = self._recorded(found[0]).event
+                return (found[0].seq, event.pid) if isinstance(event, ServerStarted) else None
             end = low
         return (0, 0) if floor else None
 
-    def _recorded(self, row: tuple) -> Recorded:
+    @contextmanager
+    def _facts(self) -> Iterator[sqlite3.Connection]:
+        """A read transaction for facts. Raises JournalFault for damage, that of a segment included."""
+        with self.transaction() as db:
+            try:
+                yield db
+            except rows.DamagedSegment as error:
+                reason = f"fact {error.first} cannot be read: {error}"
+                raise database.fault(self.path, reason, "run `zj journal verify`") from None
+
+    def _recorded(self, bare: Bare) -> Recorded:
+        sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
         try:
-            return chain.recorded(*row)
+            return chain.recorded(bare.seq, bare.time, bare.body, bare.payload, sha)
         except NewerEvent as error:
-            raise database.fault(self.path, f"fact {row[0]}: {error}", "use a newer zjournal") from None
+            raise database.fault(self.path, f"fact {bare.seq}: {error}", "use a newer zjournal") from None
         except msgspec.MsgspecError as error:
-            reason = f"fact {row[0]} cannot be read ({error})"
+            reason = f"fact {bare.seq} cannot be read ({error})"
             raise database.fault(self.path, reason, "run `zj journal verify`") from None
 
     # --- contents and tenants -------------------------------------------------------------------------
@@ -254,8 +265,8 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            size, data = content.stored(db, tenant, digest)
-        return content.opened(secret, digest, size, data)
+            found = content.stored(db, tenant, digest, self._plains)
+        return content.opened(secret, digest, found, self._plains)
 
     def tenant_name(self, tenant: str) -> str:
         """The name of the tenant of this id: a key's name. Raises JournalFault."""
@@ -275,14 +286,14 @@ class Reader:
 
     def turn(self, response: str) -> Turn | None:
         """The turn of this response id, whatever its tenant and status."""
-        return self._one_turn("response = ?", response)
+        return self._one_turn(BY_RESPONSE, response, response)
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
         found: list[Turn] = []
         after = 0
         while page := self._turns(
-            "session = ? AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?", session, after, TURNS_PAGE
+            f"{BY_SESSION} AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?", session, session, after, TURNS_PAGE
         ):
             found += page
             after = page[-1].accepted_seq
@@ -297,12 +308,24 @@ class Reader:
 
         Failed, deleted and erased turns do not count; unstored ones do, and the caller decides.
         """
+        return self._find("history", tenant, digests)
+
+    def find_by_request(self, tenant: str, digests: Sequence[bytes]) -> Turn | None:
+        """The newest turn whose request alone had one of these histories, its output left out; else the same."""
+        return self._find("asked", tenant, digests)
+
+    def _find(self, column: str, tenant: str, digests: Sequence[bytes]) -> Turn | None:
         usable = f"erased = 0 AND status NOT IN ('{DELETED}', '{FAILED}')"
-        where = f"tenant = ? AND history = ? AND history != x'' AND {usable} ORDER BY accepted_seq DESC"
-        for digest in digests:
-            turn = self._one_turn(where, tenant, digest)
-            if turn is not None:
-                return turn
+        for at in range(0, len(digests), DIGESTS_PAGE):
+            page = digests[at : at + DIGESTS_PAGE]
+            marks = ", ".join("?" * len(page))
+            near = f"{column} != x'' AND substr({column}, 1, 6) IN ({marks})"  # as the index has it
+            where = f"{near} AND tenant = ? AND {usable} ORDER BY accepted_seq"
+            turns = self._turns(where, *(digest[:6] for digest in page), tenant)
+            newest = {getattr(turn, column): turn for turn in turns}
+            for digest in page:
+                if digest in newest:
+                    return newest[digest]
         return None
 
     def session(self, session: str) -> Session | None:
@@ -322,7 +345,13 @@ class Reader:
 
     def turns_named(self, prefix: str, limit: int = 2) -> list[Turn]:
         """Turns whose response id begins with `prefix`."""
-        return self._turns("response >= ? AND response < ? LIMIT ?", prefix, prefix + "\U0010ffff", limit)
+        end = prefix + "\U0010ffff"
+        near = "substr(response, 1, 25) >= substr(?, 1, 25) AND substr(response, 1, 25) < ?"  # as the index has it
+        return self._turns(f"{near} AND response >= ? AND response < ? LIMIT ?", prefix, end, prefix, end, limit)
+
+    def newest(self, session: str) -> Turn | None:
+        """The turn of a session that was accepted last."""
+        return self._one_turn(f"{BY_SESSION} ORDER BY accepted_seq DESC", session, session)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
         """The newest session, not deleted, that a client of this tenant calls by this key (a digest)."""
@@ -336,10 +365,10 @@ class Reader:
 
     def _turns(self, where: str, *values: object) -> list[Turn]:
         with self.transaction() as db:
-            rows = db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {where}", values).fetchall()
-        return [turn_of(row) for row in rows]
+            found = db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {where}", values).fetchall()
+        return [turn_of(row) for row in found]
 
     def _sessions(self, where: str, *values: object) -> list[Session]:
         with self.transaction() as db:
-            rows = db.execute(f"SELECT {SESSION_COLUMNS} FROM session WHERE {where}", values).fetchall()
-        return [session_of(row) for row in rows]
+            found = db.execute(f"SELECT {SESSION_COLUMNS} FROM session WHERE {where}", values).fetchall()
+        return [session_of(row) for row in found]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from zjournal.journal import content, database
+from zjournal.journal import content, database, segments
+from zjournal.journal import rows as facts
 from zjournal.journal.events import AnyEvent, RequestAccepted, SessionOpened, decode_body
 from zjournal.journal.reader import Reader
 
@@ -22,12 +23,7 @@ PAGE_ROWS = 2_000
 DIGESTS_AT_ONCE = 500
 LARGEST_SESSIONS = 10
 FIXED_BYTES = 8  # of the time column
-
-_PAGE = (
-    "SELECT seq, tag || '.' || version, body, length(tag) + length(body) + coalesce(length(payload), 0)"
-    f" + coalesce(length(payload_sha), 0) + coalesce(length(link), 0) + {FIXED_BYTES}"
-    " FROM event WHERE seq > ? AND seq <= ? ORDER BY seq"
-)
+SHA_BYTES = LINK_BYTES = 32
 
 
 class Kind(msgspec.Struct):
@@ -88,10 +84,10 @@ def stats(reader: Reader) -> Stats:
     with reader.transaction() as db:
         rows = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("content", "turn", "session", "tenant")
+            for name in ("segment", "content", "turn", "session", "tenant")
         }
         # Facts are numbered without gaps; counting a million of them would hold the log for a quarter of a second.
-        rows["event"] = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+        rows["event"] = facts.head(db)
         page_bytes, pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
         )
@@ -118,25 +114,47 @@ def stats(reader: Reader) -> Stats:
 def _pages(reader: Reader, count: _Count) -> Iterator[int]:
     """Counts page by page; yields the last number of each."""
     head, at = reader.head, 0
+    unpacked = facts.Unpacked()
     while at < head:
         upto = min(at + PAGE_ROWS, head)
         with reader.transaction() as db:
-            named = _count_facts(reader, db.execute(_PAGE, (at, upto)).fetchall(), count)
+            named = _count_facts(reader, list(_sizes(db, at, upto, unpacked)), count)
             _count_contents(db, named, count)
         at = upto
         yield at
 
 
-def _count_facts(reader: Reader, rows: Sequence[tuple], count: _Count) -> dict[bytes, tuple[str, str]]:
+def _sizes(
+    db: sqlite3.Connection, after: int, upto: int, unpacked: facts.Unpacked
+) -> Iterator[tuple[segments.Bare, int, int]]:
+    """Facts with their bytes: as stored, and as rows of their own. Those of a segment share its bytes by their size."""
+    query = "SELECT first, last, data FROM segment WHERE last > ? AND first <= ?"
+    shares = {}
+    for first, last, data in db.execute(query, (after, upto)):
+        whole = sum(map(_plain, unpacked.facts(first, last, data)))
+        shares.update(dict.fromkeys(range(first, last + 1), len(data) / whole))
+    for bare in facts.bare(db, after, upto, unpacked):
+        plain = _plain(bare)
+        yield bare, round(shares.get(bare.seq, 1) * plain), plain
+
+
+def _plain(bare: segments.Bare) -> int:
+    size = len(bare.tag) + len(bare.body) + len(bare.payload or b"") + LINK_BYTES + FIXED_BYTES
+    return size + SHA_BYTES if bare.had_payload else size
+
+
+def _count_facts(
+    reader: Reader, rows: Sequence[tuple[segments.Bare, int, int]], count: _Count
+) -> dict[bytes, tuple[str, str]]:
     """Counts facts; gives the contents that they name for the first time: digest -> field, session."""
     named: dict[bytes, tuple[str, str]] = {}
-    for seq, tag, body, size in rows:
+    for bare, size, plain in rows:
         try:
-            event = decode_body(body)
+            event = decode_body(bare.body)
         except msgspec.MsgspecError as error:
-            reason = f"fact {seq} cannot be read ({error})"
+            reason = f"fact {bare.seq} cannot be read ({error})"
             raise database.fault(reader.path, reason, "run `zj journal verify`, or use a newer zjournal") from None
-        count.facts[tag].add(size)
+        count.facts[f"{bare.tag}.{bare.version}"].add(size, plain)
         session = count.session(event)
         if session:
             count.sessions[session].bytes += size
@@ -154,8 +172,11 @@ def _count_contents(db: sqlite3.Connection, named: dict[bytes, tuple[str, str]],
     for first in range(0, len(digests), DIGESTS_AT_ONCE):
         some = digests[first : first + DIGESTS_AT_ONCE]
         marks = ", ".join("?" * len(some))
-        query = f"SELECT digest, length(data), size FROM content WHERE digest IN ({marks})"
-        for digest, stored, plain in db.execute(query, some):
+        # The index has the first part only; what else begins like that is not among those named.
+        query = f"SELECT digest, length(data), size FROM content WHERE substr(digest, 1, 8) IN ({marks})"
+        for digest, stored, plain in db.execute(query, [digest[:8] for digest in some]):
+            if digest not in named:
+                continue
             field, session = named[digest]
             count.contents[field].add(stored, plain)
             if session:

@@ -19,7 +19,7 @@ TABLES = ("content", "session", "turn")  # those with indexes; the few rows of t
 class _Index(NamedTuple):
     table: str
     name: str
-    columns: tuple[str, ...]
+    keys: tuple[str, ...]  # columns or expressions
     where: str  # of a partial index, else "1"
 
 
@@ -52,21 +52,20 @@ def paged_fault(reader: Reader) -> str | None:
 
 def _indexes(db: sqlite3.Connection, table: str) -> Iterator[_Index]:
     for _, name, _, _, partial in db.execute(f"PRAGMA index_list({table})").fetchall():
-        columns = tuple(row[2] for row in db.execute(f"PRAGMA index_info('{name}')"))
-        where = "1"
-        if partial:
-            (sql,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
-            where = sql.split(" WHERE ", 1)[1]
-        yield _Index(table, name, columns, where)
+        keys = tuple(row[2] for row in db.execute(f"PRAGMA index_info('{name}')"))
+        (sql,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
+        body, _, where = (sql or "").partition(" WHERE ")
+        if None in keys:  # an expression has no name; an index of ours has one at most
+            keys = (body.split("(", 1)[1].rsplit(")", 1)[0],)
+        yield _Index(table, name, keys, where if partial else "1")
 
 
 def _unknown_row(index: _Index) -> str:
-    same = " AND ".join(f"b.{column} IS a.{column}" for column in index.columns)
-    known = (
-        f"SELECT 1 FROM {index.table} AS b INDEXED BY {index.name}"
-        f" WHERE {same} AND b.rowid = a.rowid AND ({index.where})"
+    keys = ", ".join(f"{key} AS key{number}" for number, key in enumerate(index.keys))
+    same = " AND ".join(f"{key} IS a.key{number}" for number, key in enumerate(index.keys))
+    rows = (
+        f"SELECT rowid AS number, {keys} FROM {index.table} NOT INDEXED"
+        f" WHERE rowid > ? AND rowid <= ? AND ({index.where})"
     )
-    return (
-        f"SELECT a.rowid FROM {index.table} AS a NOT INDEXED"
-        f" WHERE a.rowid > ? AND a.rowid <= ? AND ({index.where}) AND NOT EXISTS ({known}) LIMIT 1"
-    )
+    known = f"SELECT 1 FROM {index.table} INDEXED BY {index.name} WHERE {same} AND rowid = a.number AND ({index.where})"
+    return f"SELECT a.number FROM ({rows}) AS a WHERE NOT EXISTS ({known}) LIMIT 1"

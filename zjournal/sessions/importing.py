@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,14 @@ from zjournal.dialects.chatml import ChatML
 from zjournal.errors import BadRequest, ImportFault, JournalFault, NotFound
 from zjournal.journal import chain, events
 from zjournal.journal.log import LOCAL_TENANT, SERVER_TENANT, Journal
+from zjournal.journal.projections import BY_RESPONSE
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.link import wire
 from zjournal.sessions import follow, identity, transfer
-from zjournal.sessions.chain import stop_strings
-from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items
+from zjournal.sessions.chain import Decoders, stop_strings
+from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_spans
+from zjournal.sessions.record import pack
 from zjournal.sessions.transfer import Engine, Line
 from zjournal.sessions.vocabulary import Vocabulary
 
@@ -49,15 +53,15 @@ class Imported(msgspec.Struct, frozen=True):
     erased: int
 
 
-def import_file(journal: Journal, arguments: ImportFile) -> Imported:
-    """Brings the turns of an export into the journal. Waits for the commit.
+def import_file(journal: Journal, arguments: ImportFile, decoders: Decoders) -> Imported:
+    """Brings the turns of an export into the journal. Waits for the commit. `decoders` read the items of bodies.
 
     Raises ImportFault when the file is no whole export, or does not fit: then nothing of it is in the journal.
     """
     name = arguments.tenant
     if name == SERVER_TENANT or not _TENANT_NAME.fullmatch(name):
         raise BadRequest(f"{name!r} is no name of a key that could own a session", param="tenant")
-    with Exported(Path(arguments.path)) as file:
+    with Exported(Path(arguments.path), decoders) as file:
         tenant = journal.tenant(name)
         new = _new_turns(journal, tenant, file)
         if new:
@@ -108,9 +112,10 @@ def _digest(lines: Sequence[Line]) -> bytes:
     digest = hashlib.sha256()
     for line in lines:
         body = line.body
-        names: dict[str, object] = {field: bytes.fromhex(sha) for field, sha in line.contents.items()}
+        names: dict[str, bytes] = {field: bytes.fromhex(sha) for field, sha in line.contents.items()}
         if isinstance(body, events.RequestAccepted):
-            names |= {"history": b"", "item_secret": line.item_secret}
+            record = b"".join(bytes(names.pop(field, b"")) for field in transfer.RECORD_FIELDS)
+            names |= {"record": record, "history": b"", "item_secret": line.item_secret}
         elif isinstance(body, events.ResponseFinished):
             names |= {"history": b""}
         plain = events.encode_body(msgspec.structs.replace(body, tenant="", **names))
@@ -130,6 +135,7 @@ class _Writing:
         self._new = new
         self._histories = _Histories(journal, file, new).made
         self._names: dict[tuple[str, str], bytes] = {}  # tenant and SHA-256 -> name of a content that is stored by now
+        self._records: dict[str, bytes] = {}  # response -> name of its record
         self._engines = [engine for engine in file.engines.values() if self._wanted(engine)]
 
     def _wanted(self, engine: Engine) -> bool:
@@ -155,11 +161,13 @@ class _Writing:
                 tx.add([self._fact(line)], tx.now)
         except ParentErased as erased:
             raise self._file.fault(f"the turn {erased} that it continues was erased here") from None
+        except sqlite3.IntegrityError:
+            raise self._file.fault("an id in it resembles one that is here too much") from None
 
     def _check_again(self, tx: Transaction) -> None:
         """Others may have written since it was looked at."""
         for response in self._new:
-            if tx.db.execute("SELECT 1 FROM turn WHERE response = ?", (response,)).fetchone():
+            if tx.db.execute(f"SELECT 1 FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone():
                 raise self._file.fault(f"{response} came into the journal meanwhile; try again")
         for name in {turn.request.session for turn in self._new.values()}:
             row = tx.db.execute("SELECT tenant, deleted FROM session WHERE session = ?", (name,)).fetchone()
@@ -209,19 +217,31 @@ class _Writing:
 
     def _fact(self, line: Line) -> events.Fact:
         body = line.body
-        names, contents = self._store(self._tenant, line.contents)
+        shas = {field: sha for field, sha in line.contents.items() if field not in transfer.RECORD_FIELDS}
+        names, contents = self._store(self._tenant, shas)
+        base = b""
         changes: dict[str, object] = {"tenant": self._tenant.id, **names}
         match body:
             case events.SessionOpened():
                 changes["key"] = b""  # made with the other journal's secret
             case events.RequestAccepted():
-                changes |= {"history": self._histories[body.response][0], "item_secret": line.item_secret}
+                record = self._record(line)
+                name = chain.content_digest(self._tenant.secret, record)
+                contents, base = (*contents, record), self._records.get(body.parent, b"")
+                self._records[body.response] = name
+                changes |= {"record": name, "history": self._histories[body.response][0]}
+                changes["item_secret"] = line.item_secret
             case events.ToolResultSeen():
                 changes["calls"] = self._calls(body)
             case events.ResponseFinished():
                 changes["history"] = self._histories[body.response][1]
         event = msgspec.structs.replace(body, **changes)
-        return events.Fact(event, payload=line.payload or b"", contents=contents)
+        return events.Fact(event, payload=line.payload or b"", contents=contents, base=base)
+
+    def _record(self, line: Line) -> bytes:
+        """The record of a request. It refers to nothing, for that would have to be believed of another journal."""
+        raw, tokens, spans = (self._file.content(line.contents[field]) for field in transfer.RECORD_FIELDS)
+        return pack(raw, wire.unpack_ids(tokens), decode_spans(spans), None, lambda response: ())
 
     def _calls(self, seen: events.ToolResultSeen) -> tuple[bytes, ...]:
         """The keys of the calls whose results a turn brought: what was new stood last among its items."""
@@ -255,7 +275,7 @@ class _Histories:
         request = turn.request
         before = self._after(request.previous) if request.previous else self._start
         if before:
-            before = identity.history(before, decode_items(self._file.content(turn.accepted.contents["items"])))
+            before = identity.history(before, self._file.items(turn.accepted))
         end = turn.own[-1].body
         if not before or not isinstance(end, events.ResponseFinished) or not end.history:
             return before, b""

@@ -1,8 +1,10 @@
 """Sessions as files: the lossless JSON Lines that `zj sessions export` writes and `import` reads. docs/transfer.md.
 
 A line is one object with a `kind`. Contents stand once, under their SHA-256, before the first fact that refers to them;
-the bodies of facts stand as they are in the journal. The last line counts and hashes what is before it, so a file that
-was cut off or changed is known. The same session in the same journal gives the same bytes.
+the bodies of facts stand as they are in the journal. A record is told by its parts: the request's body, the prompt's
+tokens and their spans, so that a file can be read without the turns and the vocabulary that a record refers to. The
+last line counts and hashes what is before it, so a file that was cut off or changed is known. The same session in the
+same journal gives the same bytes.
 
 Nothing here writes to a journal: that is sessions.importing.
 """
@@ -21,10 +23,13 @@ from zjournal.journal import content
 from zjournal.journal.events import AnyEvent, Recorded, RequestAccepted, SessionImported
 from zjournal.journal.projections import Session, Turn
 from zjournal.journal.reader import PAGE_FACTS, Reader
+from zjournal.link import wire
 from zjournal.sessions import identity
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 
 FORMAT = 1
+RECORD_FIELDS = ("raw", "tokens", "spans")  # what stands in a file for the record of a request
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind"):
@@ -69,7 +74,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag="fact", tag_field="kin
     time: int
     body: AnyEvent
     payload: bytes | None = b""  # absent: there never was one; null: erased
-    contents: dict[str, str] = {}  # field of the body -> SHA-256 of the content it names, unless that was erased
+    contents: dict[str, str] = {}  # see fields_of -> SHA-256 of the content, unless that was erased
     item_secret: bytes = b""  # of an acceptance: see identity.item_secret
 
 
@@ -136,14 +141,15 @@ def _lines(reader: Reader, selection: Selection) -> Iterator[AnyLine]:
     )
     told: set[str] = set()
     makers = Makers(reader)
-    for turn in {turn.namespace: turn for turn in selection.turns}.values():
+    records = Records(reader, makers)
+    for namespace, turn in {makers.namespace(turn): turn for turn in selection.turns}.items():
         maker = makers.of(turn)
         if maker is not None:
             named = {name: reader.content(maker.tenant, digest) for name, digest in digests_of(maker).items()}
             yield from _contents(named.values(), told)
             shas = {name: sha_of(data) for name, data in named.items()}
             yield Engine(
-                namespace=turn.namespace,
+                namespace=namespace,
                 model=maker.model,
                 fingerprint=maker.fingerprint,
                 kernels=maker.kernels,
@@ -151,7 +157,7 @@ def _lines(reader: Reader, selection: Selection) -> Iterator[AnyLine]:
                 template=shas.get("template", ""),
             )
     for fact in _facts(reader, selection):
-        named = _named(reader, fact)
+        named = _named(reader, records, fact)
         yield from _contents(named.values(), told)
         yield line_of(reader, fact, {name: sha_of(data) for name, data in named.items()})
 
@@ -215,13 +221,15 @@ def line_of(reader: Reader, fact: Recorded, shas: Mapping[str, str]) -> Line:
 
 def recorded_lines(reader: Reader, facts: Sequence[Recorded]) -> list[Line]:
     """Facts that are in a journal as the lines that they would be. Raises NotFound, JournalFault."""
+    records = Records(reader, Makers(reader))
     return [
-        line_of(reader, fact, {name: sha_of(data) for name, data in _named(reader, fact).items()}) for fact in facts
+        line_of(reader, fact, {name: sha_of(data) for name, data in _named(reader, records, fact).items()})
+        for fact in facts
     ]
 
 
-def _named(reader: Reader, fact: Recorded) -> dict[str, bytes]:
-    """The contents that a fact refers to, by field; none for a turn that was erased."""
+def _named(reader: Reader, records: Records, fact: Recorded) -> dict[str, bytes]:
+    """The contents that a fact refers to, by field, a record by its parts; none for a turn that was erased."""
     digests = digests_of(fact.event)
     if not digests:
         return {}
@@ -230,7 +238,11 @@ def _named(reader: Reader, fact: Recorded) -> dict[str, bytes]:
     if turn is not None and turn.erased:
         return {}
     try:
-        return {name: reader.content(fact.event.tenant, digest) for name, digest in digests.items()}
+        told: dict[str, bytes] = {}
+        if turn is not None and digests.pop("record", b""):
+            ids, spans = records.prompt(turn)
+            told = {"raw": records.body(turn), "tokens": wire.pack_ids(ids), "spans": msgspec.msgpack.encode(spans)}
+        return told | {name: reader.content(fact.event.tenant, digest) for name, digest in digests.items()}
     except JournalFault:
         turn = reader.turn(response)
         if turn is not None and turn.erased:
@@ -242,6 +254,12 @@ def digests_of(event: AnyEvent) -> dict[str, bytes]:
     """The contents that an event names, by field."""
     names = content.references(event)
     return {field: value for field in event.__struct_fields__ if (value := getattr(event, field)) and value in names}
+
+
+def fields_of(event: AnyEvent) -> frozenset[str]:
+    """The names of the contents that a line must have for an event: fields of its body, and the parts of a record."""
+    fields = frozenset(digests_of(event))
+    return fields - {"record"} | frozenset(RECORD_FIELDS) if "record" in fields else fields
 
 
 def sha_of(data: bytes) -> str:
