@@ -121,7 +121,7 @@ class _Server:
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
-            async with AdminSocket(self._journal, self._config.data_dir, DECODERS).listening():
+            async with AdminSocket(self._journal, self._config.data_dir).listening():
                 return await self._serve_http(desk, runs)
         finally:
             for task in tasks:

@@ -20,7 +20,6 @@ from zjournal import errors
 from zjournal.journal.log import Journal
 from zjournal.link import admin
 from zjournal.sessions import operations
-from zjournal.sessions.chain import Decoders
 
 CALL_S_MAX = 10.0  # for the frame to arrive
 CALLS_MAX = 16  # connections at a time
@@ -31,10 +30,8 @@ log = logging.getLogger("zjournal.api")
 class AdminSocket:
     """Answers on the socket of a data directory that this process owns."""
 
-    def __init__(self, journal: Journal, data_dir: Path, decoders: Decoders) -> None:
-        """`decoders` read the items of recorded bodies, by protocol."""
+    def __init__(self, journal: Journal, data_dir: Path) -> None:
         self._journal = journal
-        self._decoders = decoders
         self._data_dir = data_dir
         self._calls: set[asyncio.Task] = set()
         self._turn = asyncio.Lock()
@@ -104,8 +101,7 @@ class AdminSocket:
                 )
             async with self._turn:
                 log.info("admin: %s", call.name)
-                arguments = bytes(call.arguments)
-                result = await asyncio.to_thread(operations.run, self._journal, call.name, arguments, self._decoders)
+                result = await asyncio.to_thread(operations.run, self._journal, call.name, bytes(call.arguments))
             outcome = admin.Outcome(admin.VERSION, msgspec.Raw(result))
             admin.frame(outcome)  # a result that is too long is a fault of this call
         except errors.Fault as fault:

@@ -251,8 +251,8 @@ class Desk:
         row = self._journal.turn(response)
         if row is None or not chain.visible(row, tenant):
             raise missing
+        records = Records(self._journal, self._makers)
         try:
-            records = Records(self._journal, self._makers)
             return row, records.accepted(row), records.body(row)
         except errors.JournalFault:
             now = self._journal.turn(response)
@@ -403,9 +403,8 @@ class Desk:
             tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
         )
         self._chains.accepted(place, accepted.record)
-        contents = (record, client) if client else (record,)
         facts = [
-            events.Fact(accepted, contents=contents, base=place.base),
+            events.Fact(accepted, contents=(record, client) if client else (record,), base=place.base),
             *self._results_seen(place, accepted),
             events.Fact(rendered),
         ]

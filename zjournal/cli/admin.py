@@ -50,7 +50,6 @@ def perform(config: Config, name: str, arguments: msgspec.Struct, result: type[R
 
 
 def _run_here(config: Config, name: str, packed: bytes) -> bytes:
-    from zjournal.api.recorded import DECODERS
     from zjournal.journal import database, datadir
     from zjournal.journal.log import Journal
     from zjournal.sessions.operations import OPERATIONS, run
@@ -63,7 +62,7 @@ def _run_here(config: Config, name: str, packed: bytes) -> bytes:
     ):
         if not OPERATIONS[name].repairs:
             journal.recover()  # what a killed server left open has ended, and must not look as if it ran
-        return run(journal, name, packed, DECODERS)
+        return run(journal, name, packed)
 
 
 def _ask_server(config: Config, name: str, packed: bytes) -> bytes | None:

@@ -190,10 +190,10 @@ def stats(config: Config, as_json: options.AsJson = False) -> None:
     )
     view.table(("table", "rows"), found.rows.items(), numbers=("rows",))
     typer.echo()
-    kinds = [
-        (what, name, kind.rows, f"{kind.bytes:,}", f"{kind.plain:,}")
-        for what, by_name in (("fact", found.facts), ("content", found.contents))
-        for name, kind in by_name.items()
+    kinds: list[tuple[object, ...]]
+    kinds = [("fact", name, kind.rows, f"{kind.bytes:,}", None) for name, kind in found.facts.items()]
+    kinds += [
+        ("content", name, kind.rows, f"{kind.bytes:,}", f"{kind.plain:,}") for name, kind in found.contents.items()
     ]
     view.table(("", "kind", "rows", "bytes", "uncompressed"), kinds, numbers=("rows", "bytes", "uncompressed"))
     typer.echo()

@@ -74,7 +74,7 @@ def _pieces(reader: Reader, name: str, form: str, numbers: str | None) -> tuple[
         selection = Selection(session, ended, len(turns) - len(ended))
         return selection, (piece.encode(errors="replace") for piece in markdown(reader, selection, DECODERS))
     selection = Selection.of(reader, session, turns)
-    return selection, export(reader, selection)
+    return selection, export(reader, selection, DECODERS)
 
 
 def _range(turns: list[Turn], numbers: str | None) -> list[Turn]:

@@ -28,9 +28,7 @@ DELTA_BYTES_MIN = 256  # a smaller content stands by itself
 DEPTH_MAX = 1_000  # deltas in a row, so that reading one content has an end
 PLAIN_BYTES_MAX = 16 << 20
 
-BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND digest = ?"  # the index has the first part only
-
-Row = tuple[int, bytes, int, int | None, bytes]  # id, digest, size, base, data
+_BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND digest = ?"  # the index has the first part only
 
 
 def references(event: AnyEvent) -> tuple[bytes, ...]:
@@ -82,6 +80,7 @@ class Plains:
         self._bytes = 0
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = threading.Lock()
+        self.erasures = 0  # how often it was cleared
 
     def get(self, digest: bytes) -> bytes | None:
         """The bytes of a content, if they are remembered."""
@@ -91,10 +90,11 @@ class Plains:
                 self._known.move_to_end(digest)
             return found
 
-    def put(self, digest: bytes, data: bytes) -> None:
-        """Remembers a content, whose digest must have been checked."""
+    def put(self, digest: bytes, data: bytes, erasures: int | None = None) -> None:
+        """Remembers a content, whose digest must have been checked; not if there was an erasure since `erasures`."""
         with self._lock:
-            if digest in self._known or len(data) > self._bytes_max:
+            late = erasures is not None and erasures != self.erasures
+            if late or digest in self._known or len(data) > self._bytes_max:
                 return
             self._known[digest] = data
             self._bytes += len(data)
@@ -102,10 +102,11 @@ class Plains:
                 self._bytes -= len(self._known.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything, after an erasure."""
         with self._lock:
             self._known.clear()
             self._bytes = 0
+            self.erasures += 1
 
 
 def hold(db: sqlite3.Connection, packer: Packer, fact: Fact, secret: bytes | None, plains: Plains) -> None:
@@ -121,7 +122,7 @@ def hold(db: sqlite3.Connection, packer: Packer, fact: Fact, secret: bytes | Non
     offered = {chain.content_digest(secret, data): data for data in fact.contents}
     assert offered.keys() <= set(wanted), "a fact offers a content that it does not name"
     for digest in wanted:
-        if db.execute(f"UPDATE content SET refs = refs + 1 WHERE {BY_DIGEST}", (digest, digest)).rowcount:
+        if db.execute(f"UPDATE content SET refs = refs + 1 WHERE {_BY_DIGEST}", (digest, digest)).rowcount:
             continue
         assert digest in offered, "a fact names a content that is neither stored nor offered"
         _store(db, packer, fact, digest, offered[digest], plains)
@@ -132,12 +133,12 @@ def _store(db: sqlite3.Connection, packer: Packer, fact: Fact, digest: bytes, da
     tenant = fact.event.tenant
     base, depth, packed = None, 0, None
     if fact.base and len(data) >= DELTA_BYTES_MIN:
-        query = f"SELECT id, depth FROM content WHERE {BY_DIGEST} AND tenant = ? AND depth < ?"
+        query = f"SELECT id, depth FROM content WHERE {_BY_DIGEST} AND tenant = ? AND depth < ?"
         row = db.execute(query, (fact.base, fact.base, tenant, DEPTH_MAX)).fetchone()
         # It may have been erased meanwhile, or be another tenant's: then the content stands by itself.
         if row is not None:
             base, depth = row[0], row[1] + 1
-            packed = delta.encode(data, plains.get(fact.base) or _resolve(db, base))
+            packed = delta.encode(data, _unfolded(_gathered(db, base, plains)))
     assert len(data) <= CONTENT_BYTES_MAX, len(data)
     db.execute(
         "INSERT INTO content (digest, tenant, size, refs, base, depth, data) VALUES (?, ?, ?, 1, ?, ?, ?)",
@@ -152,73 +153,71 @@ def drop(db: sqlite3.Connection, digests: Sequence[bytes]) -> int:
 
     What was stored as a delta to it is stored anew first, as a delta to what it was a delta to itself.
     """
-    for digest in digests:
-        changed = db.execute(f"UPDATE content SET refs = refs - 1 WHERE {BY_DIGEST}", (digest, digest)).rowcount
-        assert changed == 1, "a reference is dropped that was never held"
     freed = 0
+    for digest in digests:
+        changed = db.execute(f"UPDATE content SET refs = refs - 1 WHERE {_BY_DIGEST}", (digest, digest)).rowcount
+        assert changed == 1, "a reference is dropped that was never held"
     for digest in dict.fromkeys(digests):
-        query = f"SELECT id, base, length(data) FROM content WHERE {BY_DIGEST} AND refs = 0"
+        query = f"SELECT id, base, length(data) FROM content WHERE {_BY_DIGEST} AND refs = 0"
         row = db.execute(query, (digest, digest)).fetchone()
         if row is not None:
-            _rebase(db, *row[:2])
+            freed += row[2] - _rebase(db, row[0], row[1])
             db.execute("DELETE FROM content WHERE id = ?", (row[0],))
-            freed += row[2]
     return freed
 
 
-def _rebase(db: sqlite3.Connection, gone: int, base: int | None) -> None:
-    """Stores what is a delta to `gone` as a delta to `base`, or whole."""
+def _rebase(db: sqlite3.Connection, gone: int, base: int | None) -> int:
+    """Stores what is a delta to `gone` as a delta to `base`, or whole. Returns the bytes that this takes more."""
     rows = db.execute("SELECT id, size, data FROM content WHERE base = ?", (gone,)).fetchall()
     if not rows:
-        return
-    before = _resolve(db, gone)
-    after = None if base is None else _resolve(db, base)
+        return 0
+    before = _unfolded(_gathered(db, gone))
+    after = None if base is None else _unfolded(_gathered(db, base))
+    more = 0
     for row, size, data in rows:
         plain = _decoded(data, size, before)
         packed = Packer().pack(plain) if after is None else delta.encode(plain, after)
         db.execute("UPDATE content SET base = ?, data = ? WHERE id = ?", (base, packed, row))
+        more += len(packed) - len(data)
+    return more
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A content as it stands in the table, unchecked: rows (digest, size, data) to be decoded from the last one on.
+    """A content as it stands in the table, unchecked, with all that it is a delta to."""
 
-    `plain`: the bytes of what the last one is a delta to; None where that one stands by itself.
-    """
-
-    rows: tuple[tuple[bytes, int, bytes], ...]
-    plain: bytes | None
+    frames: tuple[tuple[bytes, int, bytes], ...]  # digest, size and data; each a delta to the one behind it
+    base: bytes | None = None  # what the last of them is a delta to
+    erasures: int = 0  # of the memory, when it was read
 
 
-def stored(db: sqlite3.Connection, tenant: str, digest: bytes, plains: Plains) -> Stored:
-    """A content with what it is a delta to, as far as that is not in `plains`. Raises JournalFault when it is gone."""
-    query = f"SELECT id FROM content WHERE {BY_DIGEST} AND tenant = ?"
+def stored(db: sqlite3.Connection, tenant: str, digest: bytes, plains: Plains | None = None) -> Stored:
+    """A content as it stands in the table, unchecked. Raises JournalFault when it is gone."""
+    query = f"SELECT id FROM content WHERE {_BY_DIGEST} AND tenant = ?"
     row = db.execute(query, (digest, digest, tenant)).fetchone()
     if row is None:
         raise JournalFault(
             f"content {digest.hex()} is not in the journal: it was erased, or never belonged to {tenant}"
         )
-    return _chain(db, row[0], plains)
+    erasures = plains.erasures if plains is not None else 0
+    return msgspec.structs.replace(_gathered(db, row[0], plains), erasures=erasures)
 
 
-def opened(secret: bytes, digest: bytes, found: Stored, plains: Plains) -> bytes:
+def opened(secret: bytes, digest: bytes, stored: Stored, plains: Plains | None = None) -> bytes:
     """The bytes of a content, checked against its name. Raises JournalFault when they are damaged.
 
     It can take long, and belongs behind the end of the read transaction.
     """
-    plain = _plain(found)
-    if not found.rows:
-        return plain
-    if chain.content_digest(secret, plain) != digest:
+    plain = _unfolded(stored)
+    if stored.frames and chain.content_digest(secret, plain) != digest:
         raise damaged(digest, "its bytes do not match its digest")
-    if len(plain) >= DELTA_BYTES_MIN:
-        plains.put(digest, plain)
+    if plains is not None and len(plain) >= DELTA_BYTES_MIN:
+        plains.put(digest, plain, stored.erasures)
     return plain
 
 
-def stored_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> list[bytes]:
-    """Those of these that are stored."""
-    query = f"SELECT 1 FROM content WHERE {BY_DIGEST}"
-    return [digest for digest in digests if db.execute(query, (digest, digest)).fetchone()]
+def there(db: sqlite3.Connection, digest: bytes) -> bool:
+    """Whether there is a content of this name."""
+    return db.execute(f"SELECT 1 FROM content WHERE {_BY_DIGEST}", (digest, digest)).fetchone() is not None
 
 
 def damaged(digest: bytes, reason: str) -> JournalFault:
@@ -226,38 +225,33 @@ def damaged(digest: bytes, reason: str) -> JournalFault:
     return JournalFault(f"content {digest.hex()} is damaged: {reason}; run `zj journal verify`")
 
 
-def _resolve(db: sqlite3.Connection, row: int, plains: Plains | None = None) -> bytes:
-    """The bytes of the content in this row, through all that it is a delta to. Raises JournalFault.
-
-    Digests are not checked on the way: a wrong base gives wrong bytes, which the caller's check of the last one finds.
-    """
-    return _plain(_chain(db, row, plains))
-
-
-def _chain(db: sqlite3.Connection, row: int, plains: Plains | None) -> Stored:
-    waiting: list[tuple[bytes, int, bytes]] = []
+def _gathered(db: sqlite3.Connection, row: int, plains: Plains | None = None) -> Stored:
+    """The content in this row with all that it is a delta to, as far as that is not known. Raises JournalFault."""
+    frames: list[tuple[bytes, int, bytes]] = []
     at: int | None = row
     while at is not None:
         found = db.execute("SELECT digest, size, data, base FROM content WHERE id = ?", (at,)).fetchone()
         if found is None or (found[3] is not None and found[3] >= at):
             raise JournalFault(f"content {at} is missing, and others are deltas to it; run `zj journal verify`")
-        plain = plains.get(found[0]) if plains is not None else None
-        if plain is not None:
-            return Stored(tuple(waiting), plain)
-        waiting.append(found[:3])
+        known = plains.get(found[0]) if plains is not None else None
+        if known is not None:
+            return Stored(tuple(frames), known)
+        frames.append(found[:3])
         at = found[3]
-    return Stored(tuple(waiting), None)
+    return Stored(tuple(frames))
 
 
-def _plain(found: Stored) -> bytes:
-    plain = found.plain
-    for digest, size, data in reversed(found.rows):
+def _unfolded(stored: Stored) -> bytes:
+    """The bytes of a content. Raises JournalFault when they do not come out.
+
+    Digests are not checked on the way: a wrong base gives wrong bytes, which the caller's check of the last one finds.
+    """
+    plain = stored.base
+    for digest, size, data in reversed(stored.frames):
         try:
             plain = _decoded(data, size, plain)
         except ValueError as error:
             raise damaged(digest, str(error)) from None
-        except TypeError:
-            raise damaged(digest, "its columns are of the wrong type") from None
     assert plain is not None
     return plain
 
@@ -267,30 +261,25 @@ def _decoded(data: bytes, size: int, base: bytes | None) -> bytes:
     return unpack(data, size) if base is None else delta.decode(data, base, size)
 
 
-def fault_of(db: sqlite3.Connection, row: Row, secret: bytes, plains: Plains) -> str | None:
-    """Why a content row is wrong, as half a sentence; None when it is right.
+def fault_of(
+    db: sqlite3.Connection, row: tuple[int, bytes, int, int | None, bytes], secret: bytes, plains: Plains
+) -> str | None:
+    """Why a content row (id, digest, size, base, data) is wrong, as half a sentence; None when it is right.
 
     What is right is remembered in `plains`, for those that are deltas to it.
     """
-    try:
-        proved(db, row, secret, plains)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def proved(db: sqlite3.Connection, row: Row, secret: bytes, plains: Plains) -> bytes:
-    """The bytes of a content row, which are right. Raises ValueError: why it is wrong, as half a sentence."""
     at, digest, size, base, data = row
     try:
         if base is not None and base >= at:
-            raise ValueError("it is a delta to a later one")
-        plain = _decoded(data, size, None if base is None else _resolve(db, base, plains))
+            return "it is a delta to a later one"
+        plain = _decoded(data, size, None if base is None else _unfolded(_gathered(db, base, plains)))
+    except ValueError as error:
+        return str(error)
     except TypeError:
-        raise ValueError("its columns are of the wrong type") from None
+        return "its columns are of the wrong type"
     except JournalFault as fault:
-        raise ValueError(fault.message) from None
+        return fault.message
     if chain.content_digest(secret, plain) != digest:
-        raise ValueError("its bytes do not match its digest")
+        return "its bytes do not match its digest"
     plains.put(digest, plain)
-    return plain
+    return None

@@ -210,7 +210,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     stored: bool
     stream: bool
     created: int  # Unix seconds, as told to the client
-    record: bytes  # content: the body as received, the prompt's tokens and where they came from (docs/journal.md)
+    record: bytes  # content: the body, the prompt's tokens and where they came from, packed
     client: bytes = b""  # content: the headers that say who asks; empty if there were none
     history: bytes = b""  # rolling digest of all items up to here, to find a parent by content
     dialect: str

@@ -31,12 +31,11 @@ from zjournal.journal.transaction import Transaction
 QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 COPY_STEP_PAGES = 256  # of a copy, before those who wait for a commit come first
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
-IDLE_S = 0.2  # between looks at what is still owed while nothing is written
-SEAL_FACTS = 512  # that wait before any are sealed, and that are sealed at a time
-SEAL_IDLE_S = 0.05  # of silence before facts are sealed, so that nobody waits for it
-SEAL_WAITING_MAX = 1 << 16  # from here on facts are sealed without waiting for silence
+SEAL_FACTS = 512  # that wait before any are sealed in a moment of silence, and that are sealed at a time
+SEAL_WAITING_MAX = 1 << 16  # from here on they are sealed without waiting for silence
 SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
 SALTS_MAX = 1_024
+IDLE_S = 0.2  # between looks at what is still owed while nothing is written
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
 ORPHANED = "The journal could not be written: facts before these are missing."
@@ -265,21 +264,17 @@ class Journal(Reader):
             # Made anew, so that whatever was wrong in their trees and indexes goes as well.
             query = "SELECT sql FROM sqlite_schema WHERE tbl_name IN ('turn', 'session') AND sql != ''"
             made = [sql for (sql,) in tx.db.execute(query).fetchall()]
-            tables = [sql for sql in made if sql.startswith(("CREATE TABLE", "CREATE UNIQUE INDEX"))]
-            indexes = [sql for sql in made if sql not in tables]
-            # What the fold looks rows up by is there from the beginning.
-            for sql in (
-                "DROP TABLE turn",
-                "DROP TABLE session",
-                *sorted(tables, key=lambda sql: "UNIQUE INDEX" in sql),
-            ):
+            tables = [sql for sql in made if sql.startswith("CREATE TABLE")]
+            needed = [sql for sql in made if sql.startswith("CREATE UNIQUE INDEX")]  # to find a fact's turn
+            rest = [sql for sql in made if sql not in tables and sql not in needed]
+            for sql in ("DROP TABLE turn", "DROP TABLE session", *tables, *needed):
                 tx.db.execute(sql)
             after = 0
             while page := tx.facts(after, after + GROUP_FACTS_MAX):
                 for sql, values in effects(self._recorded(bare) for bare in page):
                     tx.db.execute(sql, values)
                 after = page[-1].seq
-            for sql in indexes:  # at the end, in one pass each
+            for sql in rest:  # at the end, in one pass each
                 tx.db.execute(sql)
             return after
 
@@ -359,49 +354,26 @@ class Journal(Reader):
                 group = self._take() if self._queue else []
             if group:
                 self._write_group(group)
-            elif self._unsealed >= SEAL_FACTS:
-                self._seal()
             elif (now := self._clock()) != self._upkept_us:  # while the clock stands there is no idle time
                 self._upkeep(now, idle=True)
-        self._tidy()
+        self._settle()
+
+    @property
+    def _unsealed(self) -> int:
+        return self._head.seq - self._sealed
 
     @property
     def _idle_s(self) -> float | None:
         """How long the writer may wait for work before it looks at what is owed."""
-        if self._unsealed >= SEAL_FACTS:
-            return SEAL_IDLE_S
-        return IDLE_S if self._wal.owes or self._head_file.pending(self._head) else None
-
-    @property
-    def _unsealed(self) -> int:
-        """How many facts wait to be sealed."""
-        return 0 if self._lost else self._head.seq - self._sealed
-
-    def _tidy(self) -> None:
-        """The last thing before the journal is closed."""
-        while self._unsealed >= SEAL_CLOSING_FACTS:
-            self._seal()
-        try:
-            if not self._lost:
-                self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
-        except sqlite3.Error as error:  # the room is free for what comes next, and that is all
-            _log.warning("room that is free could not be given back: %s", error)
-
-    def _seal(self) -> None:
-        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
-        genesis = chain.genesis(self.id, self.secret)
-        try:
-            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, genesis), self._head.time)
-            self._sealed = rows.sealed(self._db)
-        except (JournalUnavailable, sqlite3.Error, ValueError) as error:
-            _log.error("facts after %d could not be sealed: %s", self._sealed, error)
-            self._sealed = self._head.seq  # the next try comes when as many again are waiting
-        self._upkeep(self._clock())
+        owed = self._wal.owes or self._head_file.pending(self._head) or self._unsealed >= SEAL_FACTS
+        return IDLE_S if owed else None
 
     def _upkeep(self, now: int, idle: bool = False) -> None:
         """What is due after a commit, or while there is none."""
         if not self._lost:
             self._upkept_us = now
+            if self._unsealed >= (SEAL_FACTS if idle else SEAL_WAITING_MAX):
+                self._seal()
             self._wal.upkeep(now, idle)
             self._head_file.note(self._head, now)
 
@@ -420,8 +392,25 @@ class Journal(Reader):
             now = group[-1].now
             self._commit_appends(group)
         self._upkeep(now)
-        if self._unsealed > SEAL_WAITING_MAX:
+
+    def _seal(self) -> None:
+        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
+        genesis = chain.genesis(self.id, self.secret)
+        try:
+            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, genesis), self._head.time)
+            self._sealed = rows.sealed(self._db)
+        except (JournalUnavailable, sqlite3.Error, ValueError) as error:
+            _log.error("facts after %d could not be sealed: %s", self._sealed, error)
+            self._sealed = self._head.seq  # the next try comes when as many again are waiting
+
+    def _settle(self) -> None:
+        """What is done last: it makes the file small for as long as nobody has it open."""
+        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
             self._seal()
+        try:
+            self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
+        except sqlite3.Error as error:  # the room is free for what comes next, and that is all
+            _log.warning("room that is free could not be given back: %s", error)
 
     def _take(self) -> _Run | list[_Append]:
         """What waits, up to the next `run` or the limit of a group; a `run` comes alone."""
@@ -475,10 +464,9 @@ class Journal(Reader):
         except Exception as error:
             item.done.set_exception(error)
             return
-        if item.scrub:
+        if item.scrub or isinstance(item, _Bare):
             self._plains.clear()
             self._unpacked.clear()
-        if item.scrub or isinstance(item, _Bare):
             self._wal.empty(item.now)
         item.done.set_result(result)
 
@@ -496,7 +484,7 @@ class Journal(Reader):
             now = max(now, self._head.time)
             tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._salt_of, now)
             result = work(tx)
-            tx.flush()
+            tx.finish()
             db.execute("COMMIT")
         except BaseException as error:
             if db.in_transaction:

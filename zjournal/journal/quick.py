@@ -34,7 +34,8 @@ def checked_head(db: sqlite3.Connection, path: Path, identity: Identity, facts: 
         reason = f"its chain is broken at fact {error.first}: {error}"
         raise database.fault(path, reason, database.SALVAGE_STEP) from None
     for row in last:
-        if wrong := chain.fault_of(row, head):
+        wrong = chain.fault_of(row, head)
+        if wrong is not None:
             raise database.fault(path, f"its chain is broken at fact {row[0]}: {wrong}", database.SALVAGE_STEP)
         head = chain.head_of(row)
     return head
@@ -53,9 +54,6 @@ def check_witness(db: sqlite3.Connection, path: Path, identity: Identity, head: 
         reason = None if seen is None else witness_fault(db, identity, head, seen)
     except sqlite3.Error as error:
         raise database.damage(path, error) from None
-    except rows.DamagedSegment as error:
-        reason = f"its chain is broken at fact {error.first}: {error}"
-        raise database.fault(path, reason, database.SALVAGE_STEP) from None
     if reason is not None:
         step = (
             f"copy what can be proved with `zj journal salvage OUT`; if this {path.name} was put here on purpose, as "
@@ -65,8 +63,11 @@ def check_witness(db: sqlite3.Connection, path: Path, identity: Identity, head: 
 
 
 def witness_fault(db: sqlite3.Connection, identity: Identity, head: Head, seen: headfile.Witness) -> str | None:
-    """How a journal contradicts its head file, as half a sentence; None if it does not. Raises DamagedSegment."""
-    link = rows.link_of(db, seen.head.seq, chain.genesis(identity.id, identity.secret))
+    """How a journal contradicts its head file, as half a sentence; None if it does not."""
+    try:
+        link = rows.link_at(db, seen.head.seq, chain.genesis(identity.id, identity.secret))
+    except rows.DamagedSegment as error:
+        return f"fact {error.first} cannot be read: {error}"
     return headfile.fault_of(seen, identity.id, head.seq, link)
 
 
@@ -82,8 +83,12 @@ def projections_fault(db: sqlite3.Connection) -> str | None:
         return f"table turn has {turns} rows, and the sessions count {counted}"
     if max(last_turn, last_use) > head:
         return f"a projection has gone to fact {max(last_turn, last_use)}, and the facts end at {head}"
-    for bare in rows.bare(db, max(head - OPEN_FACTS, 0), head, rows.Unpacked()):
-        reason = _effect_fault(db, bare)
+    try:
+        last = list(rows.facts(rows.find(db, head - OPEN_FACTS, head), rows.Unpacked()))
+    except rows.DamagedSegment:
+        return None  # proved elsewhere
+    for fact in last:
+        reason = _effect_fault(db, fact)
         if reason is not None:
             return reason
     return None
@@ -92,11 +97,7 @@ def projections_fault(db: sqlite3.Connection) -> str | None:
 def check_projections(reader: Reader) -> None:
     """Raises JournalFault when the projections cannot be those of the facts."""
     with reader.transaction() as db:
-        try:
-            reason = projections_fault(db)
-        except rows.DamagedSegment as error:
-            reason = f"its chain is broken at fact {error.first}: {error}"
-            raise database.fault(reader.path, reason, database.SALVAGE_STEP) from None
+        reason = projections_fault(db)
     if reason is not None:
         raise database.fault(reader.path, f"its projections do not follow from its facts: {reason}", REBUILD_STEP)
 
@@ -105,17 +106,16 @@ def prove(data_dir: Path) -> Head:
     """Proves the end of a journal beside whoever uses it; returns the head. Raises JournalFault: what is wrong."""
     with Reader.open(data_dir) as reader:
         with reader.transaction() as db:
-            identity = Identity(reader.id, reader.secret)
-            head = checked_head(db, reader.path, identity, QUICK_FACTS)
-            check_witness(db, reader.path, identity, head)
+            head = checked_head(db, reader.path, Identity(reader.id, reader.secret), QUICK_FACTS)
+            check_witness(db, reader.path, Identity(reader.id, reader.secret), head)
         check_projections(reader)
     return head
 
 
-def _effect_fault(db: sqlite3.Connection, bare: Bare) -> str | None:
+def _effect_fault(db: sqlite3.Connection, fact: Bare) -> str | None:
     """What a fact should have left in table `turn` and did not."""
     try:
-        event = decode_body(bare.body)
+        event = decode_body(fact.body)
     except (msgspec.MsgspecError, ValueError):
         return None  # proved elsewhere
     if not isinstance(event, RequestAccepted | ResponseFinished | ResponseFailed):
@@ -123,7 +123,7 @@ def _effect_fault(db: sqlite3.Connection, bare: Bare) -> str | None:
     query = f"SELECT accepted_seq, finished_us FROM turn WHERE {BY_RESPONSE}"
     turn = db.execute(query, (event.response, event.response)).fetchone()
     if isinstance(event, RequestAccepted):
-        return None if turn and turn[0] == bare.seq else f"turn {event.response} of fact {bare.seq} is missing"
+        return None if turn and turn[0] == fact.seq else f"turn {event.response} of fact {fact.seq} is missing"
     if turn is not None and turn[1] is None:
-        return f"turn {event.response} has no end, and fact {bare.seq} tells it"
+        return f"turn {event.response} has no end, and fact {fact.seq} tells it"
     return None

@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -52,11 +50,8 @@ LIFE_SCAN_FACTS = 1_000_000  # facts from the end among which a start looks for 
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
 TURNS_PAGE = 1_000
-FETCH_ROWS = 100  # between looks at the time
 DIGESTS_PAGE = 500  # looked for in one statement
-
-
-T = TypeVar("T")
+FETCH_ROWS = 100  # between looks at the time
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -86,18 +81,16 @@ class Pace:
             self.rows = min(self.rows * 2, SCAN_FACTS_MAX)
 
 
-def some(found: Iterator[T]) -> list[T]:
-    """What comes within READ_S, such as rows of a query, and at least one if there is one."""
+def some(cursor: sqlite3.Cursor) -> list[tuple]:
+    """The rows of a query, as many as come within READ_S, and at least one if there is one."""
     until = time.monotonic() + READ_S
-    taken: list[T] = []
-    while part := list(islice(found, FETCH_ROWS)):
-        taken += part
+    rows: list[tuple] = []
+    while part := cursor.fetchmany(FETCH_ROWS):
+        rows += part
         if time.monotonic() > until:
+            cursor.close()  # else the statement would go on to hold the transaction
             break
-    close = getattr(found, "close", None)
-    if close is not None:
-        close()  # else the statement would go on to hold the transaction
-    return taken
+    return rows
 
 
 class Reader:
@@ -172,9 +165,9 @@ class Reader:
         """
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
-        with self._facts() as db:
-            found = some(rows.bare(db, after, last, self._unpacked))
-        return [self._recorded(bare) for bare in found]
+        with self.transaction() as db:
+            found = rows.find(db, after, last, fetch=some)
+        return [self._recorded(bare) for bare in self._facts(found)]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -190,9 +183,9 @@ class Reader:
         pace = Pace()
         while at < turn.last_seq:
             upto = min(at + pace.rows, turn.last_seq)
-            with pace, self._facts() as db:
-                near = [bare for bare in rows.bare(db, at, upto, self._unpacked) if needle in bare.body]
-            facts = (self._recorded(bare) for bare in near)
+            with pace, self.transaction() as db:
+                lying = rows.find(db, at, upto, needle=needle)
+            facts = (self._recorded(bare) for bare in self._facts(lying) if needle in bare.body)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
@@ -211,9 +204,9 @@ class Reader:
         pace = Pace()
         while seq > 1:
             low = max(seq - pace.rows, 1)
-            with pace, self._facts() as db:
-                found = rows.of_kinds(db, low, seq - 1, (chain.TAGS[kind][0],), self._unpacked)
-            yield from map(self._recorded, found)
+            with pace, self.transaction() as db:
+                found = rows.find(db, low - 1, seq - 1, tags=(chain.TAGS[kind][0],))
+            yield from map(self._recorded, reversed(self._facts(found)))
             seq = low
 
     def unended_start(self) -> tuple[int, int] | None:
@@ -223,27 +216,24 @@ class Reader:
         """
         end = self.head
         floor = max(end - LIFE_SCAN_FACTS, 0)
-        names = [chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed)]
+        tags = tuple(chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed))
         pace = Pace()
         while end > floor:
             low = max(end - pace.rows, floor)
-            with pace, self._facts() as db:
-                found = rows.of_kinds(db, low + 1, end, names, self._unpacked)
-            if found:
-                event = self._recorded(found[0]).event
-                return (found[0].seq, event.pid) if isinstance(event, ServerStarted) else None
+            with pace, self.transaction() as db:
+                found = rows.find(db, low, end, tags=tags)
+            if facts := self._facts(found):
+                last = self._recorded(facts[-1])
+                return (last.seq, last.event.pid) if isinstance(last.event, ServerStarted) else None
             end = low
         return (0, 0) if floor else None
 
-    @contextmanager
-    def _facts(self) -> Iterator[sqlite3.Connection]:
-        """A read transaction for facts. Raises JournalFault for damage, that of a segment included."""
-        with self.transaction() as db:
-            try:
-                yield db
-            except rows.DamagedSegment as error:
-                reason = f"fact {error.first} cannot be read: {error}"
-                raise database.fault(self.path, reason, "run `zj journal verify`") from None
+    def _facts(self, found: rows.Found) -> list[Bare]:
+        try:
+            return list(rows.facts(found, self._unpacked))
+        except rows.DamagedSegment as error:
+            step = "run `zj journal verify`"
+            raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
 
     def _recorded(self, bare: Bare) -> Recorded:
         sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
@@ -265,8 +255,8 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            found = content.stored(db, tenant, digest, self._plains)
-        return content.opened(secret, digest, found, self._plains)
+            stored = content.stored(db, tenant, digest, self._plains)
+        return content.opened(secret, digest, stored, self._plains)
 
     def tenant_name(self, tenant: str) -> str:
         """The name of the tenant of this id: a key's name. Raises JournalFault."""
@@ -292,9 +282,8 @@ class Reader:
         """All turns of a session, oldest first."""
         found: list[Turn] = []
         after = 0
-        while page := self._turns(
-            f"{BY_SESSION} AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?", session, session, after, TURNS_PAGE
-        ):
+        where = f"{BY_SESSION} AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?"
+        while page := self._turns(where, session, session, after, TURNS_PAGE):
             found += page
             after = page[-1].accepted_seq
         return found
@@ -365,10 +354,10 @@ class Reader:
 
     def _turns(self, where: str, *values: object) -> list[Turn]:
         with self.transaction() as db:
-            found = db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {where}", values).fetchall()
-        return [turn_of(row) for row in found]
+            rows = db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {where}", values).fetchall()
+        return [turn_of(row) for row in rows]
 
     def _sessions(self, where: str, *values: object) -> list[Session]:
         with self.transaction() as db:
-            found = db.execute(f"SELECT {SESSION_COLUMNS} FROM session WHERE {where}", values).fetchall()
-        return [session_of(row) for row in found]
+            rows = db.execute(f"SELECT {SESSION_COLUMNS} FROM session WHERE {where}", values).fetchall()
+        return [session_of(row) for row in rows]

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from zjournal.journal import content, rows
+from zjournal.journal import content
 from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
 from zjournal.journal.projections import BY_PARENT, BY_RESPONSE, DELETED, TURN_COLUMNS, Turn, turn_of
@@ -120,19 +120,14 @@ def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
 def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
     freed = 0
     needle = turn.response.encode()
-    held: list[int] = []
     for bare in tx.facts(turn.accepted_seq - 1, turn.last_seq):
-        if needle not in bare.body:
-            continue
-        event = decode_body(bare.body)
         # The id may stand in another turn's fact as its parent.
-        if getattr(event, "response", None) != turn.response:
+        if needle not in bare.body or getattr(decode_body(bare.body), "response", None) != turn.response:
             continue
         if bare.payload is not None:
-            held.append(bare.seq)
+            tx.erase_payloads([bare.seq])
             freed += len(bare.payload)
-        freed += content.drop(tx.db, content.references(event))
-    rows.erase_payloads(tx.db, held)
+        freed += content.drop(tx.db, content.references(decode_body(bare.body)))
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
     return freed
 

@@ -11,16 +11,16 @@ import hashlib
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import groupby
+from typing import NamedTuple
 
 from zjournal.journal import chain, segments
 from zjournal.journal.chain import Head
 from zjournal.journal.segments import Bare
 
+SEQ_MAX = (1 << 63) - 1
 UNPACKED_MAX = 8  # segments that are kept as they were unpacked
-
-Sealed = tuple[int, int, bytes, bytes]  # first, last, link, data
 
 _BARE = "seq, time, tag, version, body, payload, payload_sha"
 
@@ -67,87 +67,74 @@ def head(db: sqlite3.Connection) -> int:
     return last or sealed(db)
 
 
-def end(db: sqlite3.Connection) -> tuple[int, bytes]:
-    """The number of the last fact and the link after it; 0 and nothing in an empty journal."""
-    row = db.execute("SELECT seq, link FROM event ORDER BY seq DESC LIMIT 1").fetchone()
-    row = row or db.execute("SELECT last, link FROM segment ORDER BY last DESC LIMIT 1").fetchone()
-    return row or (0, b"")
-
-
 def sealed(db: sqlite3.Connection) -> int:
     """The number of the last fact that lies in a segment; 0 if none does."""
     return db.execute("SELECT coalesce(max(last), 0) FROM segment").fetchone()[0]
 
 
-def bare(db: sqlite3.Connection, after: int, upto: int, unpacked: Unpacked) -> Iterator[Bare]:
-    """Facts after number `after`, up to number `upto`, in order, without their links. Raises DamagedSegment."""
-    query = "SELECT first, last, data FROM segment WHERE last > ? AND first <= ? ORDER BY last"
-    for first, last, data in db.execute(query, (after, upto)):
-        facts = unpacked.facts(first, last, data)
-        yield from facts[max(after + 1 - first, 0) : upto + 1 - first]
-    yield from (
-        Bare(*row) for row in db.execute(f"SELECT {_BARE} FROM event WHERE seq > ? AND seq <= ?", (after, upto))
-    )
+class Found(NamedTuple):
+    """Facts as they lie: what is read within a transaction, to be unpacked behind it."""
+
+    after: int
+    upto: int
+    tags: tuple[str, ...]
+    segments: list[tuple[int, int, bytes]]  # first, last, data
+    rows: list[tuple]
 
 
-def of_kinds(db: sqlite3.Connection, first: int, last: int, tags: Collection[str], unpacked: Unpacked) -> list[Bare]:
-    """The facts of some kinds from number `first` to number `last`, the newest first. Raises DamagedSegment."""
-    marks = ", ".join("?" * len(tags))
-    query = f"SELECT {_BARE} FROM event WHERE seq BETWEEN ? AND ? AND tag IN ({marks}) ORDER BY seq DESC"
-    found = [Bare(*row) for row in db.execute(query, (first, last, *tags))]
-    query = "SELECT first, last, tags, data FROM segment WHERE last >= ? AND first <= ? ORDER BY last DESC"
-    for start, end, names, data in db.execute(query, (first, last)):
-        if not set(tags).isdisjoint(names.split()):
-            facts = unpacked.facts(start, end, data)
-            found += (fact for fact in reversed(facts) if fact.tag in tags and first <= fact.seq <= last)
-    return found
+def find(
+    db: sqlite3.Connection,
+    after: int,
+    upto: int,
+    *,
+    tags: tuple[str, ...] = (),
+    needle: bytes = b"",
+    fetch: Callable[[sqlite3.Cursor], list[tuple]] = sqlite3.Cursor.fetchall,
+) -> Found:
+    """The facts after number `after`, up to number `upto`, in order; with `tags` those of these kinds only.
 
-
-def link_of(db: sqlite3.Connection, seq: int, genesis: Head) -> bytes | None:
-    """The link of a fact; None if there is none. It follows from its segment, which is not proved by this.
-
-    Raises DamagedSegment.
+    `needle`: bytes that the bodies of all wanted facts hold; others may be left out. `fetch` may read a part of the
+    rows, which are the last of the facts.
     """
-    row = db.execute("SELECT link FROM event WHERE seq = ?", (seq,)).fetchone()
-    if row is not None:
-        return row[0]
-    query = "SELECT first, last, link, data FROM segment WHERE last >= ? ORDER BY last LIMIT 1"
-    row = db.execute(query, (seq,)).fetchone()
-    if row is None or row[0] > seq:
-        return None
-    first, last, link, data = row
-    if seq == last:
-        return link
-    before = _head_before(db, last, genesis)
-    try:
-        return segments.linked(segments.unpack(data, first, last)[: seq + 1 - first], before.link)[-1][-1]
-    except (ValueError, TypeError) as error:
-        raise DamagedSegment(first, str(error)) from None
+    of_kind = " OR ".join(["instr(tags, ?)"] * len(tags)) or "1"
+    query = f"SELECT first, last, data FROM segment WHERE last > ? AND first <= ? AND ({of_kind}) ORDER BY last"
+    packed = db.execute(query, (after, upto, *tags)).fetchall()
+    where = "seq > ? AND seq <= ?"
+    values: list[object] = [after, upto]
+    if tags:
+        where += f" AND tag IN ({', '.join('?' * len(tags))})"
+        values += tags
+    if needle:
+        where += " AND instr(body, ?)"
+        values.append(needle)
+    cursor = db.execute(f"SELECT {_BARE} FROM event WHERE {where} ORDER BY seq", values)
+    return Found(after, upto, tags, packed, fetch(cursor))
 
 
-def page(db: sqlite3.Connection, before: Head, limit: int) -> list[chain.Row]:
-    """The rows that follow `before`, about `limit` of them, their links as they must be: for whoever proves them.
+def facts(found: Found, unpacked: Unpacked) -> Iterator[Bare]:
+    """What was found, in order, without links. Raises DamagedSegment."""
+    for first, last, data in found.segments:
+        inside = unpacked.facts(first, last, data)[max(found.after + 1 - first, 0) : found.upto + 1 - first]
+        yield from (fact for fact in inside if not found.tags or fact.tag in found.tags)
+    yield from (Bare(*row) for row in found.rows)
+
+
+def page(
+    db: sqlite3.Connection,
+    before: Head,
+    limit: int,
+    upto: int = SEQ_MAX,
+    fetch: Callable[[sqlite3.Cursor], list[tuple]] = sqlite3.Cursor.fetchall,
+) -> list[chain.Row]:
+    """The rows that follow `before`, about `limit` and none beyond `upto`, with links as they must be: to be proved.
 
     Raises DamagedSegment, also when the link after a segment does not follow from its facts.
     """
-    segment = segment_after(db, before)
-    if segment is not None:
-        return linked(segment, before)
-    query = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? ORDER BY seq LIMIT ?"
-    return db.execute(query, (before.seq, limit)).fetchall()
-
-
-def segment_after(db: sqlite3.Connection, before: Head) -> Sealed | None:
-    """The segment with the fact that follows `before`; None if none has it."""
     query = "SELECT first, last, link, data FROM segment WHERE last > ? ORDER BY last LIMIT 1"
-    return db.execute(query, (before.seq,)).fetchone()
-
-
-def linked(segment: Sealed, before: Head) -> list[chain.Row]:
-    """The rows of a segment that follow `before`, their links as they must be.
-
-    Raises DamagedSegment, also when the link after the segment does not follow from its facts.
-    """
+    segment = db.execute(query, (before.seq,)).fetchone()
+    if segment is None:
+        query = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+        return fetch(db.execute(query, (before.seq, upto, limit)))
     first, last, link, data = segment
     if first > before.seq + 1:
         raise DamagedSegment(first, f"facts {before.seq + 1} to {first - 1} are missing before it")
@@ -157,16 +144,31 @@ def linked(segment: Sealed, before: Head) -> list[chain.Row]:
         raise DamagedSegment(first, str(error)) from None
     if rows[-1][-1] != link:
         raise DamagedSegment(first, "the link after it does not follow from its facts")
-    return rows
+    return [row for row in rows if row[0] <= upto]
 
 
 def tail(db: sqlite3.Connection, count: int, genesis: Head) -> tuple[Head, list[chain.Row]]:
     """The last rows, `count` or some more, and the head before them. Raises DamagedSegment."""
     rows = db.execute(f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?", (count + 1,)).fetchall()[::-1]
-    if len(rows) > count:
+    if len(rows) > count and chain.type_fault_of(rows[0]) is None:
         return chain.head_of(rows[0]), rows[1:]
-    start = _head_before(db, sealed(db), genesis)
-    return start, page(db, start, count) + rows if start.seq < sealed(db) else rows
+    last = sealed(db)
+    if not last:
+        return genesis, rows
+    start = _head_before(db, last, genesis)
+    return start, page(db, start, count) + rows
+
+
+def link_at(db: sqlite3.Connection, seq: int, genesis: Head) -> bytes | None:
+    """The link of a fact; None if there is no such fact. Raises DamagedSegment."""
+    row = db.execute("SELECT link FROM event WHERE seq = ?", (seq,)).fetchone()
+    if row is not None:
+        return row[0]
+    segment = db.execute("SELECT last FROM segment WHERE last >= ? ORDER BY last LIMIT 1", (seq,)).fetchone()
+    if segment is None:
+        return None
+    rows = page(db, _head_before(db, segment[0], genesis), 0, seq)
+    return rows[-1][-1] if rows and rows[-1][0] == seq else None
 
 
 def _head_before(db: sqlite3.Connection, last: int, genesis: Head) -> Head:

@@ -1,9 +1,8 @@
 """Salvage: copies everything of a damaged journal that can be proved into a new one, and says what was lost.
 
 What can be proved is the longest beginning of the chain, under the same identity, and contents whose bytes match
-their names. A segment is proved as a whole, for only the link after it is stored. A turn that lost a payload or a
-content is erased in the copy, by a fact that says so: the copy is a whole journal, and its loss is no silence. Facts
-behind the first break cannot be proved to belong there, and are listed.
+their names. A turn that lost a payload or a content is erased in the copy, by a fact that says so: the copy is a whole
+journal, and its loss is no silence. Facts behind the first break cannot be proved to belong there, and are listed.
 
 The damaged journal is read and not changed. Nothing that cannot be read stops this but the loss of the identity.
 """
@@ -14,14 +13,14 @@ import hmac
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from zjournal.errors import OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, rows, segments
+from zjournal.journal import chain, content, database, datadir, headfile, segments
 from zjournal.journal.database import Identity
 from zjournal.journal.events import Fact, PayloadErased, RequestAccepted, decode_body
 from zjournal.journal.log import Journal
@@ -96,15 +95,15 @@ def salvage(data_dir: Path, out: Path) -> Salvaged:
     return msgspec.structs.replace(done, path=str(out))
 
 
-class Content(NamedTuple):
-    """A row of `content`, as read."""
+class _Content(NamedTuple):
+    """A content that is right: its row, and its bytes where it is no delta that can be copied as it is."""
 
     id: int
     digest: bytes
     size: int
     base: int | None
-    depth: int
     data: bytes
+    plain: bytes
 
 
 class _Source:
@@ -124,17 +123,18 @@ class _Source:
             raise
         self._db.text_factory = lambda raw: raw.decode(errors="replace")
         self.witness = headfile.read(path.parent)
-        ends = [self._all(query) for query in ("SELECT max(seq) FROM event", "SELECT max(last) FROM segment")]
-        self._sealed = _number(ends[1])
-        self.last = max(_number(ends[0]), self._sealed, self.witness.head.seq if self.witness else 0)
+        known = [self._all(query) for query in ("SELECT max(seq) FROM event", "SELECT max(last) FROM segment")]
+        self.sealed = known[1][0][0] or 0 if known[1] else 0
+        last = known[0][0][0] or 0 if known[0] else 0
+        self.last = max(last, self.sealed, self.witness.head.seq if self.witness else 0)
 
     def close(self) -> None:
         self._db.close()
 
     def facts(self, after: int = 0) -> Iterator[Row]:
         """Every fact behind number `after` that can be read, in order."""
-        yield from self._sealed_facts(after)
-        after = max(after, self._sealed)
+        yield from (row for row in self._sealed_facts(after) if row[0] > after)
+        after = max(after, self.sealed)
         while True:
             page = self._all(
                 f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", after, after + PAGE
@@ -147,47 +147,23 @@ class _Source:
             if unknown or (after >= self.last > 0 and not page):
                 return
 
-    def _fact(self, seq: int) -> list[Row]:
-        return self._all(f"SELECT {chain.COLUMNS} FROM event WHERE seq = ?", seq) or []
-
     def _sealed_facts(self, after: int) -> Iterator[Row]:
-        """The facts of the segments. Where the link after one does not follow from them, none of their links do."""
-        for first, last, link, data in self._segments(after):
+        """The rows of segments that are what the link after them says; a segment that is not has none."""
+        query = "SELECT first, last, link, data FROM segment WHERE last > ? ORDER BY last LIMIT 1"
+        while found := self._all(query, after):
+            first, last, link, data = found[0]
+            after = last
+            before = self._all("SELECT link FROM segment WHERE last = ?", first - 1)
+            start = before[0][0] if before else chain.genesis(self.identity.id, self.identity.secret).link
             try:
-                facts = segments.unpack(data, first, last)
-                before = self._link_before(first)
-                found = segments.linked(facts, before or b"")
+                rows = segments.linked(segments.unpack(data, first, last), start)
             except (ValueError, TypeError):
                 continue
-            if before is None or found[-1][-1] != link:
-                found = [(*row[:-1], b"") for row in found]
-            yield from (row for row in found if row[0] > after)
+            if rows[-1][-1] == link:
+                yield from rows
 
-    def _segments(self, after: int) -> Iterator[Row]:
-        columns = "SELECT first, last, link, data FROM segment"
-        while True:
-            page = self._all(f"{columns} WHERE last > ? ORDER BY last LIMIT 1", after)
-            if page is None:  # it cannot be read: which one is the next
-                numbers = range(after + 1, self._sealed + 1)
-                page = next((found for last in numbers if (found := self._all(f"{columns} WHERE last = ?", last))), [])
-            if not page:
-                return
-            yield page[0]
-            after = page[0][1]
-
-    def _link_before(self, first: int) -> bytes | None:
-        """The link before fact `first` of a segment; None if it cannot be read."""
-        if first == 1:
-            return chain.genesis(self.identity.id, self.identity.secret).link
-        found = self._all("SELECT link FROM segment WHERE last = ?", first - 1)
-        return found[0][0] if found and isinstance(found[0][0], bytes) else None
-
-    def link_of(self, seq: int) -> bytes | None:
-        """The link of a fact; None if it cannot be read."""
-        try:
-            return rows.link_of(self._db, seq, chain.genesis(self.identity.id, self.identity.secret))
-        except (sqlite3.Error, rows.DamagedSegment):
-            return None
+    def _fact(self, seq: int) -> list[Row]:
+        return self._all(f"SELECT {chain.COLUMNS} FROM event WHERE seq = ?", seq) or []
 
     def tenants(self) -> dict[str, Row]:
         """Tenants whose seals are right: id -> id, name, secret, seal."""
@@ -201,39 +177,31 @@ class _Source:
                 found[row[0]] = row
         return found
 
-    def contents(self, wanted: dict[bytes, bytes]) -> Iterator[tuple[Content, bytes]]:
-        """The contents of `wanted` (digest -> secret of the tenant) whose bytes are right, and those bytes.
+    def contents(self, wanted: dict[bytes, bytes]) -> Iterator[_Content]:
+        """The contents of `wanted` (digest -> secret of the tenant) whose bytes are right, each behind its base.
 
-        What one is a delta to comes before it. Those that the index does not lead to are looked for in the table.
+        Those that the index does not lead to are looked for in the table itself.
         """
+        by_index = "SELECT id FROM content WHERE substr(digest, 1, 8) = substr(?, 1, 8) AND digest = ?"
+        numbers = {row[0] for digest in wanted for row in self._all(by_index, digest, digest) or []}
+        if len(numbers) < len(wanted):
+            ends = self._all("SELECT max(id) FROM content")
+            numbers.update(range(1, (ends[0][0] or 0) + 1 if ends else 1))
+        plains = content.Plains(content.CONTENT_BYTES_MAX)
         missing = dict(wanted)
-        plains = content.Plains()
-        for number in self._numbers(wanted):
-            for row in self._all("SELECT id, digest, size, base, depth, data FROM content WHERE id = ?", number) or []:
-                found = Content(*row)
-                plain = self._plain(found, missing, plains)
-                if plain is not None:
-                    del missing[found.digest]
-                    yield found, plain
+        for number in sorted(numbers):
+            for row in self._all("SELECT id, digest, size, base, data FROM content WHERE id = ?", number) or []:
+                secret = missing.get(row[1]) if isinstance(row[1], bytes) else None
+                if secret is not None and self._right(row, secret, plains):
+                    del missing[row[1]]
+                    number, digest, size, base, data = row
+                    yield _Content(number, digest, size, base, data, plains.get(digest) or b"")
 
-    def _numbers(self, wanted: dict[bytes, bytes]) -> Iterable[int]:
-        """The ids of contents, in order: all of them, or where the table has no readable end those in its index."""
-        ends = self._all("SELECT max(id) FROM content")
-        if ends is not None:
-            return range(1, _number(ends) + 1)
-        query = f"SELECT id FROM content WHERE {content.BY_DIGEST}"
-        return sorted({number for digest in wanted for (number,) in self._all(query, digest, digest) or []})
-
-    def _plain(self, found: Content, missing: dict[bytes, bytes], plains: content.Plains) -> bytes | None:
-        """The bytes of a content that is wanted; None for any other, and if they are wrong."""
-        secret = missing.get(found.digest) if isinstance(found.digest, bytes) else None
-        if secret is None:
-            return None
+    def _right(self, row: Row, secret: bytes, plains: content.Plains) -> bool:
         try:
-            row = (found.id, found.digest, found.size, found.base, found.data)
-            return content.proved(self._db, row, secret, plains)
-        except (sqlite3.Error, ValueError):
-            return None
+            return content.fault_of(self._db, row, secret, plains) is None  # type: ignore[arg-type]
+        except (sqlite3.Error, OverflowError):
+            return False
 
     def _all(self, query: str, *values: object) -> list[Row] | None:
         """The rows; None if they cannot be read."""
@@ -241,11 +209,6 @@ class _Source:
             return self._db.execute(query, values).fetchall()
         except (sqlite3.Error, OverflowError):
             return None
-
-
-def _number(found: list[Row] | None) -> int:
-    """The one number that was asked for; 0 if it cannot be read, or there is none."""
-    return found[0][0] if found and isinstance(found[0][0], int) else 0
 
 
 class _Walk:
@@ -352,17 +315,19 @@ def _copy_contents(
     for digests in walk.held.values():
         refs.update(digests)
     wanted = {digest: tenants[walk.owner[digest]][2] for digest in refs if walk.owner[digest] in tenants}
-    insert = "INSERT INTO content (digest, tenant, size, refs, base, depth, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    packer = content.Packer()
-    copied: dict[int, int] = {}  # id there -> id here
+    insert = "INSERT INTO content (id, digest, tenant, size, refs, base, depth, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    depths: dict[int, int] = {}  # of what was copied, by its number, which it keeps
     found: set[bytes] = set()
-    for row, plain in source.contents(wanted):
-        base, depth, data = copied.get(row.base or 0), row.depth, row.data
-        if row.base is not None and base is None:  # nothing that was copied holds on to what it is a delta to
-            depth, data = 0, packer.pack(plain)
-        values = (row.digest, walk.owner[row.digest], len(plain), refs[row.digest], base, depth, data)
-        copied[row.id] = db.execute(insert, values).lastrowid or 0
-        found.add(row.digest)
+    for right in source.contents(wanted):
+        base, data = right.base, right.data
+        if base is not None and base not in depths:  # its base was not wanted: it stands by itself from now on
+            base, data = None, content.Packer().pack(right.plain)
+        depths[right.id] = 0 if base is None else depths[base] + 1
+        owner = walk.owner[right.digest]
+        db.execute(
+            insert, (right.id, right.digest, owner, right.size, refs[right.digest], base, depths[right.id], data)
+        )
+        found.add(right.digest)
     return set(refs) - found, len(found)
 
 
@@ -370,20 +335,15 @@ def _erase(tx: Transaction, response: str) -> None:
     """Erases what is left of a turn that lost content; `response` "": the contents of facts that belong to no turn."""
     row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone()
     turn = turn_of(row) if row else None
-    after, last = (turn.accepted_seq - 1, turn.last_seq) if turn else (0, tx.head.seq)
-    needle, tenant = response.encode(), turn.tenant if turn else ""
-    held: list[int] = []
-    while after < last:
-        upto = min(after + PAGE, last)
-        for bare in tx.facts(after, upto):
-            event = decode_body(bare.body) if needle in bare.body else None
-            if event is None or getattr(event, "response", "") != response:
-                continue
-            tenant = tenant or event.tenant
-            held += [bare.seq] if bare.payload is not None else []
-            content.drop(tx.db, content.stored_of(tx.db, content.references(event)))
-        after = upto
-    rows.erase_payloads(tx.db, held)
+    span = (turn.accepted_seq - 1, turn.last_seq) if turn else (0, tx.head.seq)
+    tenant = turn.tenant if turn else ""
+    for found in tx.facts(*span):
+        event = decode_body(found.body)
+        if getattr(event, "response", "") != response:
+            continue
+        tenant = tenant or event.tenant
+        tx.erase_payloads([found.seq])
+        content.drop(tx.db, [digest for digest in content.references(event) if content.there(tx.db, digest)])
     tx.append([Fact(PayloadErased(tenant=tenant, response=response, cause=CAUSE_LOST))])
 
 
@@ -424,4 +384,7 @@ def _link(source: _Source, walk: _Walk) -> bytes | None:
     assert source.witness is not None
     if source.witness.head.seq == walk.head.seq:
         return walk.head.link
-    return source.link_of(source.witness.head.seq) if source.witness.head.seq < walk.head.seq else None
+    if source.witness.head.seq > walk.head.seq:
+        return None
+    row = next(source.facts(source.witness.head.seq - 1), None)
+    return row[7] if row is not None and row[0] == source.witness.head.seq else None

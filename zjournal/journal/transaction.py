@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
@@ -46,6 +46,8 @@ class Transaction:
         self._salt_of = salt_of
         self._rows: list[chain.Row] = []
         self._folded = 0  # this many of `recorded` are in the tables
+        self._gone: set[int] = set()
+        self._unpacked = rows.Unpacked()
 
     def append(self, facts: Sequence[Fact]) -> int:
         """Appends and folds at once, so that what follows in this transaction sees it. Returns the last number."""
@@ -76,6 +78,14 @@ class Transaction:
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
         self.head = Head(seq, previous, time)
 
+    def facts(self, after: int, upto: int) -> list[Bare]:
+        """The facts from `after` to `upto` as they lie in the journal, those of this transaction included."""
+        return list(rows.facts(rows.find(self.db, after, upto), self._unpacked))
+
+    def erase_payloads(self, numbers: Iterable[int]) -> None:
+        """Takes the payloads of these facts away before the end of the transaction: of many facts at once."""
+        self._gone.update(numbers)
+
     def _check_place(self, accepted: RequestAccepted) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
         parent = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 1"
@@ -85,9 +95,10 @@ class Transaction:
         if accepted.session and self.db.execute(session, (accepted.session,)).fetchone():
             raise ParentErased(accepted.session)
 
-    def facts(self, after: int, upto: int) -> list[Bare]:
-        """The facts from `after` to `upto` as they lie in the journal, those of this transaction included."""
-        return list(rows.bare(self.db, after, upto, rows.Unpacked()))
+    def finish(self) -> None:
+        """What is left to do before the commit."""
+        self.flush()
+        rows.erase_payloads(self.db, self._gone)
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""

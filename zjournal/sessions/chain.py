@@ -126,7 +126,7 @@ class Chains:
             items, parent = self._continued(request, request.previous, tenant)
             new = request.items
         else:
-            items, parent, alike, known = self._recognise(request.items, start, tenant)
+            items, parent, known, alike = self._recognise(request.items, start, tenant)
             new = request.items[known:]
         named = self._journal.find_session(tenant, key) if key else None
         session = named.session if named else parent.session if parent and not key else ""
@@ -245,12 +245,12 @@ class Chains:
 
     def _recognise(
         self, items: tuple[ask.Item, ...], start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Turn | None, Turn | None, int]:
+    ) -> tuple[tuple[ask.Item, ...], Turn | None, int, Turn | None]:
         """Finds our own outputs in a resent history.
 
-        The items with them as Output, the parent, a turn alike, and how many items the parent's history holds. The
-        parent's answer or, where the client changed that, its whole request is the longest beginning of the items.
-        The turn alike has the longest request that is a beginning, be it the same one sent again.
+        The items with them as Output; the parent, whose answer or, where the client changed that, whose whole request
+        is the longest beginning of the items; how many items that beginning has; and a turn alike, whose request is
+        the longest beginning, be it the same one sent again.
         """
         digests: list[bytes] = []
         digest = start
@@ -277,8 +277,8 @@ class Chains:
             for index, item in enumerate(items)
             for output in (self._turn(found[index]).output if index in found else (item,))
         )
-        known = 0 if newest is None else boundaries.get(newest.history, places.get(newest.asked, -1)) + 1
-        return replaced, newest, alike, known
+        known = 0 if newest is None else 1 + (places[newest.asked] if newest is asked else boundaries[newest.history])
+        return replaced, newest, known, alike
 
 
 def _said(item: ask.Item) -> bool:

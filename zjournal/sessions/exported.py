@@ -17,11 +17,9 @@ import msgspec
 
 from zjournal import ask
 from zjournal.dialects.prompt import Span
-from zjournal.errors import Fault, ImportFault
+from zjournal.errors import ImportFault
 from zjournal.journal import chain, content, events
-from zjournal.link import wire
 from zjournal.sessions import transfer
-from zjournal.sessions.chain import Decoders
 from zjournal.sessions.transfer import Content, End, Engine, Header, Line
 
 FACTS_MAX = 1 << 18
@@ -31,12 +29,13 @@ ENGINES_MAX = 1 << 10
 LINE_BYTES_MAX = 2 * content.CONTENT_BYTES_MAX
 TEXT_CHARS_MAX = 1 << 16  # of a name or a message in a body
 NUMBER_MAX = (1 << 63) - 1
+PROTOCOLS = ("chat", "responses", "messages")
 TOKEN_BYTES = 4
-TOKEN_MAX = (1 << 24) - 1  # as a record takes them
 SHA_BYTES = 32
 
 _NAME = re.compile(r"[!-~]{1,128}")
 decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
+decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
 _decode_body = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # of msgspec, for whatever bytes
 
@@ -58,13 +57,9 @@ class TurnLines(msgspec.Struct, frozen=True):
 class Exported:
     """An export whose lines are whole and whose facts make sense. A context manager: it keeps the file open."""
 
-    def __init__(self, path: Path, decoders: Decoders) -> None:
-        """`decoders` read the items of bodies.
-
-        Raises ImportFault: not there, not ours, cut off, damaged, over a limit, or of a newer version.
-        """
+    def __init__(self, path: Path) -> None:
+        """Raises ImportFault: not there, not ours, cut off, damaged, over a limit, or of a newer version."""
         self.path = path
-        self._decoders = decoders
         self.engines: dict[str, Engine] = {}
         self.lines: list[Line] = []
         self._places: dict[str, tuple[int, int]] = {}  # SHA-256 -> offset and length of its line
@@ -215,30 +210,30 @@ class Exported:
     def _wrong_turn(self, lines: list[Line]) -> str | None:
         """Why these facts are not those of one turn that has ended, as half a sentence."""
         bodies = [line.body for line in lines]
-        if any(transfer.fields_of(line.body) != line.contents.keys() for line in lines):
+        if any(_named(line.body) != line.contents.keys() for line in lines):
             return "a content of it is not in the file"
         match bodies:
             case [events.RequestAccepted() as accepted, events.PromptRendered() as rendered, *rest]:
                 return (
                     self._wrong_acceptance(accepted, lines[0])
-                    or self._wrong_prompt(rendered, lines[0])
+                    or self._wrong_prompt(rendered, lines[1])
                     or _wrong_course(rest, rendered.count, lines[2:])
                 )
         return "it does not begin with its acceptance and its prompt"
 
     def _wrong_acceptance(self, accepted: events.RequestAccepted, line: Line) -> str | None:
-        if accepted.protocol not in self._decoders:
+        if accepted.protocol not in PROTOCOLS:
             return f"the protocol {accepted.protocol!r} is unknown"
         if accepted.previous not in ("", accepted.parent):
             return "its previous response is not its parent"
         if len(line.item_secret) != SHA_BYTES:
             return "it has no secret for its item ids"
-        if not set(transfer.RECORD_FIELDS) <= line.contents.keys():
-            return "its body or its prompt is not in the file"
+        if not {"raw", "items"} <= line.contents.keys():
+            return "its body is not in the file"
         try:
             _decode_body(self.content(line.contents["raw"]))
-            self.items(line)
-        except (Fault, *UNREADABLE) as error:
+            decode_items(self.content(line.contents["items"]))
+        except UNREADABLE as error:
             return f"its body cannot be read ({error})"
         return None
 
@@ -252,14 +247,12 @@ class Exported:
 
     def results(self, accepted: Line) -> list[ask.Result]:
         """The tool results among the items of a turn."""
-        return [item for item in self.items(accepted) if isinstance(item, ask.Result)]
-
-    def items(self, accepted: Line) -> tuple[ask.Item, ...]:
-        """The items that a turn's request brought."""
-        assert isinstance(accepted.body, events.RequestAccepted)
-        return tuple(self._decoders[accepted.body.protocol](self.content(accepted.contents["raw"])))
+        items = decode_items(self.content(accepted.contents["items"]))
+        return [item for item in items if isinstance(item, ask.Result)]
 
     def _wrong_prompt(self, rendered: events.PromptRendered, line: Line) -> str | None:
+        if not {"tokens", "spans"} <= line.contents.keys():
+            return "its prompt is not in the file"
         try:
             spans = decode_spans(self.content(line.contents["spans"]))
         except UNREADABLE as error:
@@ -271,8 +264,8 @@ class Exported:
         tokens = self.content(line.contents["tokens"])
         if len(tokens) != rendered.count * TOKEN_BYTES:
             return "its prompt has another number of tokens than it says"
-        if max(wire.unpack_ids(tokens), default=0) > TOKEN_MAX:
-            return "its prompt has a token that no vocabulary has"
+        if any(tokens[TOKEN_BYTES - 1 :: TOKEN_BYTES]):
+            return "its prompt has a token of more than 24 bits"  # no record takes it, and no vocabulary has it
         return None
 
 
@@ -301,6 +294,16 @@ def _lines(file: IO[bytes]) -> Iterable[bytes]:
         yield line
 
 
+def _named(body: events.AnyEvent) -> set[str]:
+    """The names of the contents that stand beside a fact of a turn that has its content."""
+    match body:
+        case events.RequestAccepted():
+            return {"raw", "items", *(["client"] if body.client else [])}
+        case events.PromptRendered():
+            return {"tokens", "spans"}
+    return set(transfer.digests_of(body))
+
+
 def _wrong(line: Line) -> str | None:
     """Why no journal could hold this fact, as half a sentence. Any fact; what a turn needs is looked at later."""
     body = line.body
@@ -320,7 +323,7 @@ def _wrong(line: Line) -> str | None:
         return "it names no response or session"
     if len(line.payload or b"") > chain.PAYLOAD_BYTES_MAX - chain.SALT_BYTES:
         return "its payload is too long"
-    if not line.contents.keys() <= transfer.fields_of(body):
+    if not line.contents.keys() <= _named(body):
         return "it has a content that its body does not name"
     if len(events.encode_body(body)) > chain.BODY_BYTES_MAX >> 1:
         return "its body is too long"

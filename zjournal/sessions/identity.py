@@ -16,8 +16,8 @@ from zjournal import ask
 
 ITEM_ID_HEX = 40
 NAMESPACE_HEX = 32
-CALL_KEY_BYTES = 16
 HISTORY_BYTES = 16  # two are in the facts of each turn; keyed, so that nobody can look for two that are equal
+CALL_KEY_BYTES = 16
 
 
 def response_id(protocol: str, entropy: bytes) -> str:

@@ -33,7 +33,7 @@ class Makers:
         return self._makers[namespace]
 
     def namespace(self, turn: Turn) -> str:
-        """The namespace of a turn's model and owner."""
+        """The namespace that the turn was accepted in."""
         (fact,) = self._journal.read(after=turn.accepted_seq - 1, limit=1)
         assert isinstance(fact.event, RequestAccepted), fact
         return fact.event.namespace

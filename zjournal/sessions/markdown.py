@@ -7,7 +7,7 @@ are, but for control characters, which could steer a terminal; what tools were g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -37,9 +37,9 @@ _decode_request = msgspec.json.Decoder(_Request).decode
 
 
 def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterator[str]:
-    """The page, piece by piece. `decoders` read the items of bodies. Raises JournalFault."""
+    """The page, piece by piece. Raises JournalFault."""
     makers = Makers(reader)
-    requests = Records(reader, makers)
+    told_by = Records(reader, makers)
     yield f"# Session {selection.session.session}\n"
     instructions = None
     for number, turn in enumerate(selection.turns, 1):
@@ -50,12 +50,12 @@ def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterat
         records = reader.read_response(turn.response)
         accepted = records[0].event
         assert isinstance(accepted, events.RequestAccepted), accepted
-        raw = requests.body(turn)
+        raw = told_by.body(turn)
         told = _instructions(raw)
         if told != instructions:
             yield _said("instructions", told or "*none any more*")
             instructions = told
-        for item in _added(reader, turn, accepted, tuple(decoders[turn.protocol](raw))):
+        for item in _added(reader, turn, accepted, decoders[turn.protocol](raw)):
             yield _item(item)
         yield _said("assistant", _answer(makers, turn, records, raw))
 
@@ -69,18 +69,20 @@ def _about(turn: Turn) -> str:
 
 
 def _added(
-    reader: Reader, turn: Turn, accepted: events.RequestAccepted, items: tuple[ask.Item, ...]
-) -> tuple[ask.Item, ...]:
+    reader: Reader, turn: Turn, accepted: events.RequestAccepted, items: Sequence[ask.Item]
+) -> Sequence[ask.Item]:
     """The items that this turn brought: all, or those behind its parent's answer where the history was resent."""
     parent = reader.turn(turn.parent) if turn.parent and not accepted.previous else None
-    if parent is None or not parent.history:
+    if parent is None:
         return items
     digest = identity.history_start(reader.secret)
+    asked = 0  # how many items end with its request, where the client changed the answer
     for index, item in enumerate(items, 1):
         digest = identity.history_step(digest, item)
         if digest == parent.history:
             return items[index:]
-    return items
+        asked = index if digest == parent.asked else asked
+    return items[asked:]
 
 
 def _answer(makers: Makers, turn: Turn, records: list[events.Recorded], raw: bytes) -> str:

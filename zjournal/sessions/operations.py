@@ -20,7 +20,6 @@ from zjournal import errors
 from zjournal.journal import backup, compact, events, removal
 from zjournal.journal.log import Journal
 from zjournal.sessions import importing
-from zjournal.sessions.chain import Decoders
 
 SCRUB_S_MAX = 3.0
 SCRUB_LOOK_S = 0.05
@@ -34,7 +33,7 @@ class Operation(NamedTuple):
 
     arguments: type[msgspec.Struct]
     result: type[msgspec.Struct]
-    function: Callable[[Journal, Any, Decoders], msgspec.Struct]
+    function: Callable[[Journal, Any], msgspec.Struct]
     creates: bool = False
     repairs: bool = False
 
@@ -101,19 +100,19 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[Left, ...] = ()
 
 
-def _delete_session(journal: Journal, arguments: DeleteSession, decoders: Decoders) -> Deleted:
+def _delete_session(journal: Journal, arguments: DeleteSession) -> Deleted:
     removed = removal.remove_session(journal, arguments.session, removal.ASKED, cascade=arguments.cascade)
     return Deleted(
         sessions=1, turns=removed.turns, kept=len(removed.kept), bytes=removed.bytes, scrubbed=_wait_scrubbed(journal)
     )
 
 
-def _delete_turn(journal: Journal, arguments: DeleteTurn, decoders: Decoders) -> Deleted:
+def _delete_turn(journal: Journal, arguments: DeleteTurn) -> Deleted:
     removed = removal.remove_turn(journal, arguments.response, cascade=arguments.cascade)
     return Deleted(turns=removed.turns, kept=len(removed.kept), bytes=removed.bytes, scrubbed=_wait_scrubbed(journal))
 
 
-def _prune(journal: Journal, arguments: Prune, decoders: Decoders) -> Deleted:
+def _prune(journal: Journal, arguments: Prune) -> Deleted:
     done: list[removal.Removed] = []
     left: list[Left] = []
     for chosen in arguments.sessions:
@@ -132,16 +131,16 @@ def _prune(journal: Journal, arguments: Prune, decoders: Decoders) -> Deleted:
     )
 
 
-def _pin(journal: Journal, arguments: Pin, decoders: Decoders) -> Nothing:
+def _pin(journal: Journal, arguments: Pin) -> Nothing:
     removal.pin(journal, arguments.session, arguments.pinned)
     return Nothing()
 
 
-def _compact(journal: Journal, arguments: Nothing, decoders: Decoders) -> compact.Compacted:
+def _compact(journal: Journal, arguments: Nothing) -> compact.Compacted:
     return compact.compact(journal)
 
 
-def _backup(journal: Journal, arguments: Backup, decoders: Decoders) -> backup.Copied:
+def _backup(journal: Journal, arguments: Backup) -> backup.Copied:
     return backup.backup(journal, Path(arguments.path))
 
 
@@ -159,7 +158,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
     facts: int
 
 
-def _rebuild(journal: Journal, _: Nothing, decoders: Decoders) -> Rebuilt:
+def _rebuild(journal: Journal, _: Nothing) -> Rebuilt:
     return Rebuilt(journal.rebuild())
 
 
@@ -177,10 +176,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
 )
 
 
-def run(journal: Journal, name: str, arguments: bytes, decoders: Decoders) -> bytes:
+def run(journal: Journal, name: str, arguments: bytes) -> bytes:
     """Runs an operation on arguments in msgpack; gives its result in msgpack, once that is a fact.
-
-    `decoders` read the items of recorded bodies, by protocol.
 
     Raises what the operation raises, and BadRequest for a name or arguments that this version does not know.
     """
@@ -192,7 +189,7 @@ def run(journal: Journal, name: str, arguments: bytes, decoders: Decoders) -> by
         decoded = msgspec.msgpack.decode(arguments, type=operation.arguments)
     except msgspec.MsgspecError as error:
         raise errors.BadRequest(f"the arguments of {name} cannot be read: {error}") from None
-    result = operation.function(journal, decoded, decoders)
+    result = operation.function(journal, decoded)
     assert isinstance(result, operation.result), (name, result)
     journal.append([events.Fact(events.AdminActed(action=name, pid=os.getpid()))]).result()
     return msgspec.msgpack.encode(result)

@@ -167,9 +167,9 @@ def _contents(reader: Reader, candidates: Sequence[_Candidate]) -> dict[bytes, t
     for at in range(0, len(digests), DIGESTS_PAGE):
         page = digests[at : at + DIGESTS_PAGE]
         marks = ", ".join("?" * len(page))
+        query = f"SELECT digest, refs, length(data) FROM content WHERE substr(digest, 1, 8) IN ({marks})"
         with reader.transaction() as db:
-            query = f"SELECT digest, refs, length(data) FROM content WHERE substr(digest, 1, 8) IN ({marks})"
-            rows = db.execute(query, [digest[:8] for digest in page])  # as the index has it
+            rows = db.execute(query, [digest[:8] for digest in page])
             found.update({digest: (refs, size) for digest, refs, size in rows})
     return found
 
