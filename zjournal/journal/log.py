@@ -405,6 +405,8 @@ class Journal(Reader):
 
     def _settle(self) -> None:
         """What is done last: it makes the file small for as long as nobody has it open."""
+        if not self._own_checkpoints:
+            return  # it would only make the log longer
         while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
             self._seal()
         try:

@@ -155,8 +155,13 @@ def tail(db: sqlite3.Connection, count: int, genesis: Head) -> tuple[Head, list[
     last = sealed(db)
     if not last:
         return genesis, rows
-    start = _head_before(db, last, genesis)
-    return start, page(db, start, count) + rows
+    query = "SELECT min(last) FROM segment WHERE last > ?"
+    start = head = _head_before(db, db.execute(query, (last - max(count - len(rows), 1),)).fetchone()[0], genesis)
+    packed: list[chain.Row] = []
+    while head.seq < last:
+        packed += page(db, head, count)
+        head = chain.head_of(packed[-1])
+    return start, packed + rows
 
 
 def link_at(db: sqlite3.Connection, seq: int, genesis: Head) -> bytes | None:

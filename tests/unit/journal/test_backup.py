@@ -33,7 +33,7 @@ def filled(data_dir: Path, turns: int = 3) -> Journal:
     journal = open_journal(data_dir)
     journal.append([session("s1")])
     for number in range(turns):
-        journal.append(whole_turn(journal, f"r{number}", raw=os.urandom(30_000)))
+        journal.append(whole_turn(journal, f"r{number}", record=os.urandom(30_000)))
     journal.run(lambda tx: None).result()
     return journal
 
@@ -64,7 +64,7 @@ def test_writers_go_on_meanwhile_and_it_is_of_one_moment(tmp_path: Path, monkeyp
         def work() -> None:
             number = 0
             while not stop.is_set():
-                journal.append(whole_turn(journal, f"x{number}", raw=os.urandom(9_000))).result()
+                journal.append(whole_turn(journal, f"x{number}", record=os.urandom(9_000))).result()
                 number += 1
                 going.set()
 
