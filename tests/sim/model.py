@@ -243,9 +243,7 @@ def _named(fact: Fact) -> dict[bytes, bytes]:
     """The contents of a fact by the digests that it gives them: the names stand in its event in the same order."""
     event = fact.event
     if isinstance(event, events.RequestAccepted):
-        return dict(zip((event.raw, event.items), fact.contents, strict=True))
-    if isinstance(event, events.PromptRendered):
-        return dict(zip((event.tokens, event.spans), fact.contents, strict=True))
+        return dict(zip((event.record,), fact.contents, strict=True))
     return {}
 
 
