@@ -95,9 +95,8 @@ class Talk:
     ) -> list[Fact | list[Fact]]:
         """`told`: what the client sent as `input`, where that is not the text alone."""
         items = (ask.Message("user", (ask.Text(text, "input"),)),)
-        body: dict = {"model": "m", "input": text if told is None else told} | (
-            {"previous_response_id": previous} if previous else {}
-        )
+        body: dict = {"model": "m", "input": text if told is None else told}
+        body |= {"previous_response_id": previous} if previous else {}
         prompt = ids(text)
         decode = vocabulary.Vocabulary(VOCABULARY).decode
         spans = (Span(0, len(prompt), "input"),)

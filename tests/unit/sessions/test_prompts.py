@@ -206,17 +206,23 @@ def test_an_erased_turn_says_so(journal: Journal) -> None:
         read(journal, "r1")
 
 
+def _record(lengths: list[int], ids: int = 3) -> bytes:
+    """A record of so many tokens, whose spans have these lengths."""
+    return msgspec.msgpack.encode([1, bytes(2 * ids), b"", lengths, [""] * len(lengths), [], b"{}", b""])
+
+
 @pytest.mark.parametrize(
-    ("spans", "said"),
+    ("record", "said"),
     [
-        (msgspec.msgpack.encode([[0, 2, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 2, ""], [1, 3, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 0, ""], [0, 3, ""]]), "do not cover"),
+        (_record([2]), "do not cover"),
+        (_record([2, 2]), "do not cover"),
+        (_record([0, 3]), "do not fit together"),
+        (_record([2], ids=2), "is not that of its prompt"),
         (b"\xc1", "cannot be read"),
     ],
 )
-def test_spans_that_do_not_fit_are_a_fault(journal: Journal, spans: bytes, said: str) -> None:
-    turn(journal, "r1", {"input": "one"}, ("input", "one"), spans=spans)
+def test_a_record_that_does_not_fit_is_a_fault(journal: Journal, record: bytes, said: str) -> None:
+    turn(journal, "r1", {"input": "one"}, ("input", "one"), record=record)
     with pytest.raises(JournalFault, match=said):
         read(journal, "r1")
 
