@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from tests.sim import model
 from tests.sim.model import Append, Command, Delete, Erase, Model, Rebuild, Sweep, TenantNamed
 from tests.sim.plan import Plan
@@ -183,8 +185,6 @@ class Traffic:
         return Append((Fact(finished),))
 
     def _nameless(self, known: Model) -> tuple[Fact, ...]:
-        """A prompt whose contents are neither stored nor offered."""
-        tenant = next(iter(known.tenants.values())).id
-        nowhere = self._chance.randbytes(32)
-        event = events.PromptRendered(tenant=tenant, response="resp_nowhere", count=1, tokens=nowhere, spans=nowhere)
-        return (Fact(event),)
+        """A request whose record is neither stored nor offered."""
+        (request,) = [fact.event for fact in self._open(known).facts if isinstance(fact.event, events.RequestAccepted)]
+        return (Fact(msgspec.structs.replace(request, record=self._chance.randbytes(32))),)

@@ -20,7 +20,7 @@ def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     def read(self: Chains, turn: SimpleNamespace) -> chain._Known:
         reads.append(turn.response)
-        return chain._Known("", (message,), (output,))
+        return chain._Known("", (output,))
 
     monkeypatch.setattr(Chains, "_read", read)
     chains = Chains(None, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
