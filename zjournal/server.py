@@ -44,6 +44,12 @@ def run(config: Config) -> int:
     """Serves until a signal. Returns the exit status; raises a Fault when it cannot start."""
     logs.configure(config.log_level, config.log_format)
     choice = choose(config.model, config.cache_dir)
+    if config.context > choice.context:
+        raise errors.ConfigFault(
+            f"context {config.context} ({config.origins['context']}) is more than the {choice.context} tokens "
+            f"that {choice.path.name} was made for",
+            param="context",
+        )
     with datadir.lock(config.data_dir), _bind(config.host, config.port) as listening:
         journal = Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max)
         try:

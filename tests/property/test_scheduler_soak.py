@@ -8,9 +8,10 @@ from collections import Counter
 
 import pytest
 
+from zjournal.checkpoint.script import Script, Turn
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.engine.cache.prefix import COLD, EVICTED, EXTENDED, FORKED, NO_ROOM, WHOLE
-from zjournal.engine.models.scripted import TOKEN_KV_BYTES, Script, ScriptedRunner, Turn
+from zjournal.engine.models.scripted import TOKEN_KV_BYTES, ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
 from zjournal.link import wire
 

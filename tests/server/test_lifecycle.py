@@ -120,6 +120,44 @@ def test_a_truncated_model_file_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_tensor_type_that_cannot_be_run_is_one_line_before_anything_is_bound(tmp_path: Path) -> None:
+    from zjournal.checkpoint.locate import locate
+
+    data = bytearray(locate(None, tmp_path).path.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    kind = data.index(name) + len(name) + 4 + 2 * 8  # behind the number of axes and the two extents
+    assert data[kind] == 3  # Q4_1
+    data[kind] = 30
+    path = tmp_path / "bf16.gguf"
+    path.write_bytes(data)
+    done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", str(path))
+    assert done.returncode == 66
+    assert "blk.0.attn_q.weight" in done.stderr and "BF16" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    ['{"turns": []}', '{"turns": [{"text": "x"}], "dialect": "glm"}', '{"turns": [{"text": "x", "when": ""}]}'],
+)
+def test_a_bad_script_is_one_line_before_anything_is_bound(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "turns.json"
+    path.write_text(script)
+    done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", f"scripted:{path}")
+    assert done.returncode == 66
+    assert str(path) in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_context_beyond_the_models_is_a_configuration_error(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--context", "99999")
+    assert done.returncode == 78
+    assert "99999" in done.stderr and "8192" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert time.monotonic() - began < 20  # 2 s alone; machines are shared
+
+
 def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
     done = zj("serve", "--data-dir", str(tmp_path / "data"), "--model", str(tmp_path / "nowhere.gguf"))
     assert done.returncode == 66

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -157,3 +158,16 @@ def test_o17_parallel_streams_beside_looping_readers(tmp_path: Path) -> None:
         assert server.terminate() == 0
     assert "Traceback" not in (tmp_path / "data.log").read_text()
     verify(tmp_path / "data")
+
+
+def test_a_rebuild_beside_a_server_that_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", model=scripted(tmp_path, {"text": "Noted."})) as server:
+        first = server.respond(input="first")
+        server.respond(input="second", previous_response_id=first["id"])
+        done = zj("journal", "rebuild", "--json", "--data-dir", str(tmp_path / "data"))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["facts"] > 8
+        third = server.respond(input="third", previous_response_id=first["id"])
+        assert server.http.get(f"/v1/responses/{third['id']}").json() == third
+        verify(tmp_path / "data")
+        assert server.terminate() == 0

@@ -33,7 +33,7 @@ def test_o11_stored_responses_survive_kill_9(tmp_path: Path) -> None:
         assert server.http.get(f"/v1/responses/{second['id']}").json() == second
 
         assert server.http.get(f"/v1/responses/{hidden['id']}").status_code == 404
-        for unknown in ("resp_" + "0" * 32, hidden["id"]):
+        for unknown in ("resp_" + "0" * 32, "", hidden["id"]):
             answer = server.post("/v1/responses", {"model": "default", "input": "x", "previous_response_id": unknown})
             assert answer.status_code == 400
             error = answer.json()["error"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from tests.sim import model
 from tests.sim.model import Append, Command, Delete, Erase, Model, Rebuild, Sweep, TenantNamed
 from tests.sim.plan import Plan
@@ -110,7 +112,7 @@ class Traffic:
         if parents and not parent and self._chance.random() < 0.7:
             parent = self._chance.choice(parents)
         session = known.turns[parent].accepted.session if parent else f"sess_{self._numbers:05d}"
-        record, client = self._content(), self._content()
+        record = self._content()
 
         def name(data: bytes) -> bytes:
             return chain.content_digest(tenant.secret, data)
@@ -127,7 +129,6 @@ class Traffic:
             stream=True,
             created=self.now // 1_000_000,
             record=name(record),
-            client=name(client),
             dialect="chatml",
             encoder=1,
             temperature=0.0,
@@ -136,9 +137,9 @@ class Traffic:
             seed=1,
             max_tokens=100,
         )
-        rendered = events.PromptRendered(tenant=tenant.id, response=response, count=len(record) // 4)
-        base = known.turns[parent].accepted.record if parent else b""
-        facts = [Fact(accepted, contents=(record, client), base=base), Fact(rendered)]
+        rendered = events.PromptRendered(tenant=tenant.id, response=response, count=self._chance.randint(1, 99))
+        base = known.turns[parent].accepted.record if parent in known.turns else b""
+        facts = [Fact(accepted, contents=(record,), base=base), Fact(rendered)]
         if not parent:
             facts.insert(0, Fact(events.SessionOpened(tenant=tenant.id, session=session)))
         return Append(tuple(facts))
@@ -184,10 +185,6 @@ class Traffic:
         return Append((Fact(finished),))
 
     def _nameless(self, known: Model) -> tuple[Fact, ...]:
-        """The start of an engine whose contents are neither stored nor offered."""
-        tenant = next(iter(known.tenants.values())).id
-        nowhere = self._chance.randbytes(32)
-        numbers = {"pid": 1, "context": 1, "kv_tokens": 1}
-        names = {"model": "m", "fingerprint": "f", "kernels": "k"}
-        event = events.EngineStarted(tenant=tenant, vocabulary=nowhere, template=nowhere, **numbers, **names)
-        return (Fact(event),)
+        """A request whose record is neither stored nor offered."""
+        (request,) = [fact.event for fact in self._open(known).facts if isinstance(fact.event, events.RequestAccepted)]
+        return (Fact(msgspec.structs.replace(request, record=self._chance.randbytes(32))),)

@@ -143,6 +143,14 @@ class Runs:
         log.info(
             "engine ready: pid %d, %s, context %d, KV %d tokens", pid, ready.kernels, ready.context, ready.kv_tokens
         )
+        if ready.kernels.startswith("torch"):
+            log.warning("without the C kernels this is many times slower; install a C compiler, then zjournal again")
+        if ready.kv_tokens < ready.context:
+            log.warning(
+                "the KV memory holds %d tokens: longer requests are refused, though the context is %d; see kv_memory",
+                ready.kv_tokens,
+                ready.context,
+            )
 
     def _record_start(self) -> None:
         """Journals the start of the engine, once the tokenizer is known as well; then requests may come.
@@ -337,6 +345,7 @@ class Runs:
         self._record(running, facts, durable)
 
     def _ended(self, running: Running, end: ask.Ended | ask.Broke) -> None:
+        self._log_end(running, end)
         running.tail.durable = len(running.tail.ids)
         running.tail.end = end
         self._running.pop(running.accepted.response, None)
@@ -345,6 +354,21 @@ class Runs:
         running.tail.wake()
         if not self._running:
             self.idle.set()
+
+    def _log_end(self, running: Running, end: ask.Ended | ask.Broke) -> None:
+        """One line for each response, with numbers and no content."""
+        outcome = end.reason if isinstance(end, ask.Ended) else f"failed ({end.code})"
+        ttft = "none" if running.first_token is None else f"{(running.first_token - running.started) * 1000:.0f} ms"
+        log.info(
+            "%s %s: prompt %d, cached %d, output %d, TTFT %s, %.2f s in all",
+            running.accepted.response,
+            outcome,
+            running.prompt,
+            running.cached,
+            len(running.tail.ids),
+            ttft,
+            time.monotonic() - running.started,
+        )
 
     def _erase_unkept(self, running: Running) -> None:
         """An unstored response goes at once where none is retained; its end must be durable."""

@@ -180,7 +180,7 @@ class Desk:
         if self._served is None:
             return []
         ready = self._runs.ready
-        context = ready.context if ready else self._served.context
+        context = min(ready.context, ready.kv_tokens) if ready else self._served.context
         return [ModelCard(self._served.id, self._served.created, context, self._served.aliases)]
 
     def item_id(self, turn: Turn, index: int, prefix: str) -> str:
@@ -195,7 +195,10 @@ class Desk:
         """
         served, ready = self._check_ready()
         if not served.accepts(request.model):
-            raise errors.ModelNotFound(f"The model '{request.model}' does not exist here.", param="model")
+            names = ", ".join((served.id, *served.aliases))
+            raise errors.ModelNotFound(
+                f"The model '{request.model}' does not exist here; what is served goes by {names}.", param="model"
+            )
         if len(self._runs) + self._submitting >= self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._journal.check_room()

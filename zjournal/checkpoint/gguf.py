@@ -85,6 +85,9 @@ TENSOR_TYPES = _types(
     (39, "MXFP4", 32, 17),
 )
 
+# What the engine can hold or expand; the first ones as they are stored.
+RUNNABLE_TYPES = ("Q4_1", "Q4_0", "Q8_0", "F32", "F16", "Q4_K", "Q6_K")
+
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """One tensor: where its bytes lie and what they are.
@@ -331,3 +334,11 @@ class TensorFile:
 
     def __exit__(self, *_: object) -> None:
         del self._view, self._map
+
+
+def check_types(header: Header) -> None:
+    """Raises ModelFault naming the first tensor of a type that the engine cannot run."""
+    for name, info in header.tensors.items():
+        if info.type not in RUNNABLE_TYPES:
+            known = ", ".join(RUNNABLE_TYPES)
+            raise ModelFault(f"{header.path}: the tensor {name} has the type {info.type}, not one of {known}")

@@ -28,7 +28,7 @@ DELTA_BYTES_MIN = 256  # a smaller content stands by itself
 DEPTH_MAX = 1_000  # deltas in a row, so that reading one content has an end
 PLAIN_BYTES_MAX = 16 << 20
 
-_BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND digest IS ?"  # as in projections
+_BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND +digest = ?"  # the index has the first part only
 
 
 def references(event: AnyEvent) -> tuple[bytes, ...]:

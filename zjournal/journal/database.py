@@ -125,7 +125,8 @@ def identify(path: Path, *, writing: bool = True) -> None:
 
 def _header(path: Path, status: os.stat_result) -> bytes:
     """The first bytes of a file, by a descriptor that this process has on it already and keeps; else by a new one."""
-    for name in os.listdir("/dev/fd"):
+    descriptors = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else []
+    for name in descriptors:
         try:
             if os.path.samestat(os.fstat(int(name)), status):
                 return os.pread(int(name), _HEADER_BYTES, 0)

@@ -409,9 +409,9 @@ class Journal(Reader):
 
     def _settle(self) -> None:
         """What is done last: it makes the file small for as long as nobody has it open."""
-        if not self._own_checkpoints or self._lost:
-            return
-        while self._unsealed >= SEAL_CLOSING_FACTS:
+        if not self._own_checkpoints:
+            return  # it would only make the log longer
+        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
             self._seal()
         try:
             self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page

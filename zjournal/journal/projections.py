@@ -99,11 +99,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Indexes hold the beginning or the end of a name or digest: whole ones would cost more than the rows. So a statement
-# asks for both, the part and the whole, and each of these wants its value twice. With `=` for the whole, SQLite would
-# put the value into the part as well, and not see the index.
-BY_RESPONSE = "substr(response, 1, 25) = substr(?, 1, 25) AND response IS ?"
-BY_PARENT = "parent != '' AND substr(parent, -8) = substr(?, -8) AND parent IS ?"
-BY_SESSION = "substr(session, 1, 10) = substr(?, 1, 10) AND session IS ?"
+# asks for both, the part and the whole, and each of these wants its value twice. The plus keeps SQLite from putting
+# the value into the part as well, which would leave nothing that the index could answer.
+BY_RESPONSE = "substr(response, 1, 25) = substr(?, 1, 25) AND +response = ?"
+BY_PARENT = "parent != '' AND substr(parent, -8) = substr(?, -8) AND +parent = ?"
+BY_SESSION = "substr(session, 1, 10) = substr(?, 1, 10) AND +session = ?"
 INDEXES = (
     "CREATE UNIQUE INDEX turn_response ON turn (substr(response, 1, 25))",
     "CREATE INDEX turn_session ON turn (substr(session, 1, 10))",

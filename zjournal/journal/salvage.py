@@ -182,7 +182,7 @@ class _Source:
 
         Those that the index does not lead to are looked for in the table itself.
         """
-        by_index = "SELECT id FROM content WHERE substr(digest, 1, 8) = substr(?, 1, 8) AND digest IS ?"
+        by_index = "SELECT id FROM content WHERE substr(digest, 1, 8) = substr(?, 1, 8) AND +digest = ?"
         numbers = {row[0] for digest in wanted for row in self._all(by_index, digest, digest) or []}
         if len(numbers) < len(wanted):
             ends = self._all("SELECT max(id) FROM content")

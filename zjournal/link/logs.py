@@ -29,3 +29,5 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    chatter = logging.getLogger("uvicorn.error")  # its name for whatever it says, starts and stops above all
+    chatter.setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -177,7 +177,7 @@ class Chains:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
         turns: list[Turn] = []
         wanted = response
-        while wanted:
+        while not turns or wanted:  # an empty id is an unknown one too
             turn = self._journal.turn(wanted)
             # A deleted turn cannot be named any more, but what its living descendants need of it is kept.
             usable = turn is not None and turn.tenant == tenant and not turn.erased

@@ -261,8 +261,11 @@ class Exported:
         fits = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
         if not fits or ends[-1] != rendered.count:
             return "its spans do not cover its prompt"
-        if len(self.content(line.contents["tokens"])) != rendered.count * TOKEN_BYTES:
+        tokens = self.content(line.contents["tokens"])
+        if len(tokens) != rendered.count * TOKEN_BYTES:
             return "its prompt has another number of tokens than it says"
+        if any(tokens[TOKEN_BYTES - 1 :: TOKEN_BYTES]):
+            return "its prompt has a token of more than 24 bits"  # no record takes it, and no vocabulary has it
         return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -161,6 +162,8 @@ class _Writing:
                 tx.add([self._fact(line)], tx.now)
         except ParentErased as erased:
             raise self._file.fault(f"the turn {erased} that it continues was erased here") from None
+        except sqlite3.IntegrityError:  # ids of responses are told apart by their beginning
+            raise self._file.fault("an id in it begins like another one that is here") from None
 
     def _check_again(self, tx: Transaction) -> None:
         """Others may have written since it was looked at."""

@@ -8,6 +8,7 @@ import msgspec
 
 from zjournal import errors
 from zjournal.checkpoint import gguf, locate
+from zjournal.checkpoint.script import read_script
 from zjournal.checkpoint.template import Template
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.dialects.base import Dialect
@@ -24,6 +25,7 @@ class ModelChoice(msgspec.Struct, frozen=True):
     path: Path  # a GGUF, or the JSON of a scripted model
     scripted: bool
     file: locate.ModelFile
+    context: int  # tokens; what the model was made for
 
     @property
     def id(self) -> str:
@@ -38,29 +40,29 @@ def choose(model: str, cache_dir: Path) -> ModelChoice:
     """Settles `--model`, so far as a header tells. Raises ModelFault."""
     if not model.startswith(SCRIPTED):
         file = locate.locate(model, cache_dir)
-        _check(gguf.read_header(file.path))
-        return ModelChoice(file.path, False, file)
+        return ModelChoice(file.path, False, file, _check(gguf.read_header(file.path)))
     path = Path(model.removeprefix(SCRIPTED))
-    if not path.is_file():
-        raise errors.ModelFault(f"{path}: no such file")
-    return ModelChoice(path, True, locate.locate(None, cache_dir))
+    return ModelChoice(path, True, locate.locate(None, cache_dir), read_script(path).context)
 
 
-def _check(header: gguf.Header) -> None:
+def _check(header: gguf.Header) -> int:
+    """Refuses what the engine would refuse seconds later; returns the model's context."""
     architecture = header.value("general.architecture", str)
     if architecture not in SUPPORTED_ARCHITECTURES:
         known = ", ".join(SUPPORTED_ARCHITECTURES)
         raise errors.ModelFault(f"{header.path}: the architecture {architecture} is not supported, only {known}")
+    gguf.check_types(header)
+    return header.value(f"{architecture}.context_length", int)
 
 
 class Served:
     """The API side of the one model that is served."""
 
-    def __init__(self, choice: ModelChoice, context: int, tokenizer: Tokenizer, template: Template) -> None:
+    def __init__(self, choice: ModelChoice, tokenizer: Tokenizer, template: Template) -> None:
         self.id = choice.id
         self.aliases = choice.aliases
         self.created = int(choice.path.stat().st_mtime)
-        self.context = context  # the model's own; the engine's Ready tells the one in force
+        self.context = choice.context  # the model's own; the engine's Ready tells the one in force
         self.tokenizer = tokenizer
         self.template = template
         self.dialect: Dialect = ChatML()
@@ -74,9 +76,7 @@ class Served:
         header = gguf.read_header(choice.file.path)
         tokenizer = Tokenizer.from_header(header)
         template = Template.from_header(header, tokenizer.special_texts)
-        architecture = header.value("general.architecture", str)
-        context = header.value(f"{architecture}.context_length", int)
-        return cls(choice, context, tokenizer, template)
+        return cls(choice, tokenizer, template)
 
     def accepts(self, name: str) -> bool:
         """Whether a client that asks for `name` means this model: its id, an alias, or its path."""

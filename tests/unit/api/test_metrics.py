@@ -53,3 +53,12 @@ def test_two_servers_do_not_share_numbers():
     first, second = Metrics(), Metrics()
     first.engine_crashed()
     assert samples(second)[("zj_engine_crashes_total",)] == 0
+
+
+def test_the_log_is_asked_for_at_each_render():
+    metrics = Metrics()
+    sizes = iter((7, 9))
+    metrics.journal(lambda: next(sizes), lambda: 42)
+    assert [samples(metrics)["zj_journal_wal_bytes",] for _ in range(2)] == [7, 9]
+    metrics.journal(lambda: 0, lambda: 42)
+    assert samples(metrics)["zj_journal_blocking_reader_pid",] == 42

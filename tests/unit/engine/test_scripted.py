@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from zjournal.checkpoint.script import read_script
 from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.engine.models.scripted import ScriptedRunner, read_script
+from zjournal.engine.models.scripted import ScriptedRunner
 from zjournal.engine.sequence import Slice
 from zjournal.errors import EngineFailed, ModelFault
 from zjournal.link import wire

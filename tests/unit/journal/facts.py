@@ -47,10 +47,9 @@ def accepted(
     stored: bool = True,
     tenant: str = "local",
     record: bytes | None = None,
-    client: bytes = b"the client's headers",
     base: bytes = b"",
 ) -> list[Fact]:
-    """RequestAccepted and PromptRendered. The client is shared by all turns that do not say otherwise."""
+    """RequestAccepted and PromptRendered. Each turn has a record of its own unless it says otherwise."""
     record = b"the record of " + response.encode() if record is None else record
     request = RequestAccepted(
         tenant=tenant,
@@ -64,7 +63,6 @@ def accepted(
         stream=True,
         created=START_US // 1_000_000,
         record=journal.digest(tenant, record),
-        client=journal.digest(tenant, client),
         dialect="chatml.1",
         encoder=1,
         temperature=0.0,
@@ -74,7 +72,7 @@ def accepted(
         max_tokens=100,
     )
     rendered = PromptRendered(tenant=tenant, response=response, count=4)
-    return [Fact(request, contents=(record, client), base=base), Fact(rendered)]
+    return [Fact(request, contents=(record,), base=base), Fact(rendered)]
 
 
 def matched(response: str, cached: int = 3, tenant: str = "local") -> Fact:

@@ -31,8 +31,8 @@ def _fill(journal: Journal, count: int, size: int = 20_000) -> None:
 
     for k in range(count):
         journal.append([session(f"s{k}")]).result()
-        record = random.Random(k).randbytes(size)
-        journal.append(whole_turn(journal, f"r{k}", session=f"s{k}", record=record)).result()
+        prompt = random.Random(k).randbytes(size)
+        journal.append(whole_turn(journal, f"r{k}", session=f"s{k}", record=prompt)).result()
 
 
 def _names(journal: Journal) -> list[str]:

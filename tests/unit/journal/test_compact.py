@@ -20,8 +20,8 @@ def test_room_goes_back_to_the_disk_and_facts_stay(tmp_path: Path) -> None:
     with open_journal(tmp_path / "data") as journal:
         for name in ("s1", "s2"):
             journal.append([session(name)]).result()
-            record = random.Random(name).randbytes(1 << 20)
-            journal.append(whole_turn(journal, "r" + name, session=name, record=record)).result()
+            prompt = random.Random(name).randbytes(1 << 20)
+            journal.append(whole_turn(journal, "r" + name, session=name, record=prompt)).result()
         removal.remove_session(journal, "s1", removal.ASKED)
         facts = journal.read()
         done = compact.compact(journal)

@@ -37,7 +37,7 @@ def _turn(journal: Journal, response: str) -> Turn:
 
 
 def test_a_turn_from_acceptance_to_end(journal: Journal) -> None:
-    journal.append(accepted(journal, "r1")).result()
+    journal.append(accepted(journal, "r1", record=b"p" * 40)).result()
     turn = _turn(journal, "r1")
     assert (turn.status, turn.prompt, turn.finished_us, turn.ttft_us) == ("running", 4, None, None)
     assert (turn.accepted_seq, turn.last_seq, turn.created) == (2, 3, START_US // 1_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,6 @@ from zjournal.journal.events import Fact
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.sessions import identity, vocabulary
 from zjournal.sessions.record import pack
-from zjournal.sessions.vocabulary import Vocabulary
 
 WORDS = (b"<|end|>", *(bytes([letter]) for letter in range(97, 123)))
 END = 0  # the token that ends an answer
@@ -90,22 +90,23 @@ class Talk:
         previous: str,
         session: str,
         stored: bool,
-        sent: list | None = None,
+        told: Any = None,
+        parent: str = "",
     ) -> list[Fact | list[Fact]]:
-        """As in `turn`. `sent`: the body's input, where that is more than the text."""
+        """`told`: what the client sent as `input`, where that is not the text alone."""
         items = (ask.Message("user", (ask.Text(text, "input"),)),)
-        body: dict = {"model": "m", "input": text if sent is None else sent}
+        body: dict = {"model": "m", "input": text if told is None else told}
         body |= {"previous_response_id": previous} if previous else {}
         prompt = ids(text)
+        decode = vocabulary.Vocabulary(VOCABULARY).decode
         spans = (Span(0, len(prompt), "input"),)
-        record = pack(msgspec.json.encode(body), prompt, spans, Vocabulary(VOCABULARY).decode, lambda response: ())
+        record = pack(msgspec.json.encode(body), prompt, spans, decode, lambda response: ())
         before = identity.history(self.histories[previous], items)
         own = {"tenant": self.tenant, "response": response}
-        digest = self.journal.digest
         accepted = events.RequestAccepted(
             **own,
             session=session,
-            parent=previous,
+            parent=parent or previous,
             previous=previous,
             protocol="responses",
             model="m",
@@ -113,7 +114,7 @@ class Talk:
             stored=stored,
             stream=False,
             created=1_700_000_000,
-            record=digest(self.tenant, record),
+            record=self.journal.digest(self.tenant, record),
             history=before,
             dialect="chatml",
             encoder=1,

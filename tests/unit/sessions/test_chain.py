@@ -14,7 +14,7 @@ MEGABYTE = 1 << 20
 
 
 def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = ask.Message("assistant", (ask.Text("x" * MEGABYTE),))
+    message = ask.Message("user", (ask.Text("x" * MEGABYTE, "input"),))
     output = ask.Output("r", (message,), b"tokens")
     reads: list[str] = []
 
@@ -23,15 +23,14 @@ def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
         return chain._Known("", (output,))
 
     monkeypatch.setattr(Chains, "_read", read)
-    nothing: dict = {"journal": None, "makers": None, "tokenizer": None, "dialect": None}
-    chains = Chains(**nothing, secret=b"secret", vocabulary=b"", end_tokens=frozenset(), decoders={})
+    chains = Chains(None, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
     for number in range(50):
         chains._turn(SimpleNamespace(response=f"r{number}"))  # type: ignore[arg-type]
     kept = len(chains._known)
-    limit = chain.CACHED_BYTES_MAX // 2
+    limit = chain.CACHED_BYTES_MAX // 2  # the other half is for the items of requests
     assert 0 < kept * MEGABYTE <= limit < (kept + 1) * MEGABYTE + 100_000
     chains._turn(SimpleNamespace(response="r49"))  # type: ignore[arg-type]
     assert len(reads) == 50, "the newest is remembered"
     for number in range(50):
         chains.forget(f"r{number}")
-    assert len(chains._known) == chains._known._bytes == 0
+    assert (len(chains._known), chains._known._bytes) == (0, 0)

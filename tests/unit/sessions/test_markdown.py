@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.unit.sessions.talk import Talk
 from zjournal import ask
 from zjournal.api.recorded import DECODERS
-from zjournal.journal import events, retention
+from zjournal.journal import retention
 from zjournal.sessions import markdown as module
 from zjournal.sessions.markdown import markdown
 from zjournal.sessions.transfer import Selection
@@ -51,11 +50,8 @@ def test_a_resent_history_is_not_repeated(talk: Talk) -> None:
     talk.turn("resp_1", "one", "uno")
     said = (("user", "one"), ("assistant", "uno"), ("user", "two"))
     resent = [{"role": role, "content": text} for role, text in said]
-    facts = talk.facts("resp_2", "two", "dos", "", "s_1", True, resent)
-    accepted, rendered = facts[0]  # type: ignore[misc]
-    event = msgspec.structs.replace(accepted.event, parent="resp_1", previous="")
-    first = events.Fact(event, contents=accepted.contents)
-    talk.journal.append([first, rendered, *facts[1:]]).result()  # type: ignore[list-item]
+    facts = talk.facts("resp_2", "two", "dos", "", "s_1", True, resent, "resp_1")
+    talk.journal.append([*facts[0], *facts[1:]]).result()  # type: ignore[list-item, misc]
     _, second = page(talk).split("## 2.")
     assert "### user\n\ntwo\n\n### assistant\n\ndos\n" in second
     assert "one" not in second and "uno" not in second

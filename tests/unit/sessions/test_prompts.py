@@ -16,6 +16,7 @@ from zjournal.errors import JournalFault, NotFound
 from zjournal.journal import retention
 from zjournal.journal.events import EngineStarted, Fact, PromptRendered, RequestAccepted, ResponseFinished
 from zjournal.journal.log import SERVER_TENANT, Journal
+from zjournal.link import wire
 from zjournal.sessions import identity, vocabulary
 from zjournal.sessions.diff import Rendered, Source
 from zjournal.sessions.prompts import Prompts, role_at, value_at
@@ -54,16 +55,16 @@ def turn(
     *parts: tuple[str, str],
     previous: str = "",
     fingerprint: str = "f",
-    damage: bytes | None = None,
+    record: bytes | None = None,
 ) -> None:
     """A turn that ended, whose prompt is made of (path, text)."""
     raw = json.dumps(body).encode()
     at, marked = 0, []
     for path, text in parts:
         marked.append([at, at := at + len(text.encode()), path])
-    ids = list("".join(text for _, text in parts).encode())
-    told = [Span(start, end, path) for start, end, path in marked]
-    record = pack(raw, ids, told, None, lambda response: ()) if damage is None else damage
+    tokens = wire.pack_ids(list("".join(text for _, text in parts).encode()))
+    if record is None:
+        record = pack(raw, wire.unpack_ids(tokens), [Span(*mark) for mark in marked], None, lambda response: ())
     accepted = RequestAccepted(
         tenant="local",
         response=response,
@@ -205,25 +206,23 @@ def test_an_erased_turn_says_so(journal: Journal) -> None:
         read(journal, "r1")
 
 
-def _record(*lengths: int, low: bytes = b"o\0n\0e\0", version: int = 1) -> bytes:
-    paths = ["input"] * len(lengths)
-    return msgspec.msgpack.encode([version, low, b"", lengths, paths, [], b"{}", b"x" * 8])
+def _record(lengths: list[int], ids: int = 3) -> bytes:
+    """A record of so many tokens, whose spans have these lengths."""
+    return msgspec.msgpack.encode([1, bytes(2 * ids), b"", lengths, [""] * len(lengths), [], b"{}", b""])
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("record", "said"),
     [
-        (_record(2), "do not cover"),
-        (_record(2, 3), "do not cover"),
-        (_record(0, 3), "do not fit together"),
-        (_record(3, low=b"one"), "are cut"),
-        (_record(3, version=2), "of version 2"),
-        (_record(2, low=b"o\0n\0"), "not that of its prompt"),
+        (_record([2]), "do not cover"),
+        (_record([2, 2]), "do not cover"),
+        (_record([0, 3]), "do not fit together"),
+        (_record([2], ids=2), "is not that of its prompt"),
         (b"\xc1", "cannot be read"),
     ],
 )
-def test_a_record_that_does_not_fit_is_a_fault(journal: Journal, damage: bytes, said: str) -> None:
-    turn(journal, "r1", {"input": "one"}, ("input", "one"), damage=damage)
+def test_a_record_that_does_not_fit_is_a_fault(journal: Journal, record: bytes, said: str) -> None:
+    turn(journal, "r1", {"input": "one"}, ("input", "one"), record=record)
     with pytest.raises(JournalFault, match=said):
         read(journal, "r1")
 

@@ -35,8 +35,8 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     with open_journal(tmp_path / "data") as opened:
         for k, name in enumerate(NAMES):
             opened.append([session(name)]).result()
-            record = f"the prompt of {name} ".encode() * (k + 1)
-            more = {"session": name, "record": record}
+            prompt = f"the prompt of {name} ".encode() * (k + 1)
+            more = {"session": name, "record": prompt}
             if name == EMPTY:
                 opened.append([*accepted(opened, f"r{k}", **more), failed(f"r{k}")]).result()
             elif name == OPEN:

@@ -149,12 +149,12 @@ def test_a_resent_history_finds_an_imported_turn(talk: Talk, other: Journal, tmp
 
 
 def test_tool_results_are_known_by_this_journals_keys(talk: Talk, other: Journal, tmp_path: Path) -> None:
-    old, new = ({"type": "function_call_output", "call_id": f"call_{k}", "output": "x"} for k in ("old", "new"))
+    old, new = ({"type": "function_call_output", "call_id": f"call_{age}", "output": ""} for age in ("old", "new"))
     facts = talk.facts("resp_t", "go", "va", "resp_2", "s_1", True, [old, {"role": "user", "content": "go"}, new])
-    accepted, rendered = facts[0]  # type: ignore[misc]
+    first, rendered = facts[0]  # type: ignore[misc]
     key = identity.call_key(talk.journal.secret, talk.tenant, "call_new")
     seen = events.Fact(events.ToolResultSeen(tenant=talk.tenant, response="resp_t", calls=(key,)))
-    talk.journal.append([accepted, seen, rendered, *facts[1:]]).result()  # type: ignore[list-item]
+    talk.journal.append([first, seen, rendered, *facts[1:]]).result()  # type: ignore[list-item]
     import_file(other, ImportFile(write(tmp_path / "f", talk.journal)))
     (here,) = [fact.event for fact in other.read() if isinstance(fact.event, events.ToolResultSeen)]
     assert here.calls == (identity.call_key(other.secret, other.tenant("local").id, "call_new"),) != (key,)

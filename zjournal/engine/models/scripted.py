@@ -14,11 +14,9 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from zjournal.checkpoint.gguf import read_header
+from zjournal.checkpoint.script import Script, Turn, read_script
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.engine.sequence import BLOCK_TOKENS, Slice
 from zjournal.errors import EngineFailed, Fault, ModelFault
@@ -26,48 +24,7 @@ from zjournal.link import wire
 
 TOKEN_KV_BYTES = 1024  # what a token counts against the KV memory: 1 GiB holds 1,048,576
 WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
-SCRIPT_BYTES_MAX = 64 << 20
 _FORGET = -1  # a place in a block that was never written
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-Delay = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
-
-
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one request gets: `text` or `tokens`, and when and how. Delays are milliseconds."""
-
-    text: str | None = None
-    tokens: tuple[Count, ...] | None = None
-    when: str | None = None
-    delay_ms: Delay | None = None  # per token; None: the script's
-    prefill_ms_per_1k: Delay = 0
-    fail_after: Count | None = None
-    die_after: Count | None = None
-
-    def __post_init__(self) -> None:
-        if (self.text is None) == (self.tokens is None):
-            raise ValueError("A turn has either `text` or `tokens`")
-
-
-class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file. `dialect` names the one in which prompts are rendered and calls are written."""
-
-    turns: Annotated[tuple[Turn, ...], msgspec.Meta(min_length=1)]
-    context: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1_000_000
-    dialect: str = "chatml"
-    delay_ms: Delay = 0
-
-
-def read_script(path: Path) -> Script:
-    """Reads and checks a script. Raises ModelFault with the file and the JSON path of what is wrong."""
-    try:
-        if path.stat().st_size > SCRIPT_BYTES_MAX:
-            raise ModelFault(f"{path}: larger than {SCRIPT_BYTES_MAX >> 20} MiB")
-        return msgspec.json.decode(path.read_bytes(), type=Script)
-    except OSError as error:
-        raise ModelFault(f"{path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelFault(f"{path}: {error}") from error
 
 
 class _Playing:
