@@ -32,7 +32,8 @@ QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 COPY_STEP_PAGES = 256  # of a copy, before those who wait for a commit come first
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
 SEAL_FACTS = 512  # that wait before any are sealed in a moment of silence, and that are sealed at a time
-SEAL_WAITING_MAX = 1 << 16  # from here on they are sealed without waiting for silence
+SEAL_WAITING_MAX = 1 << 16  # from here on they are sealed without waiting for silence,
+SEAL_EVERY_US = 500_000  # but no more often than this, for it takes as long as several commits
 SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
 SALTS_MAX = 1_024
 IDLE_S = 0.2  # between looks at what is still owed while nothing is written
@@ -109,6 +110,7 @@ class Journal(Reader):
         self._wake = threading.Condition()
         self._closing = False
         self._upkept_us = 0
+        self._sealed_us = 0
         self._lost = False
         self._subscribers: tuple[Subscriber, ...] = ()
         self._writer = threading.Thread(target=self._write, name="journal-writer", daemon=True)
@@ -377,7 +379,9 @@ class Journal(Reader):
         """What is due after a commit, or while there is none."""
         if not self._lost:
             self._upkept_us = now
-            if self._unsealed >= (SEAL_FACTS if idle else SEAL_WAITING_MAX):
+            pressed = self._unsealed >= SEAL_WAITING_MAX and now - self._sealed_us >= SEAL_EVERY_US
+            if pressed or (idle and self._unsealed >= SEAL_FACTS):
+                self._sealed_us = now
                 self._seal()
             self._wal.upkeep(now, idle)
             self._head_file.note(self._head, now)
