@@ -66,7 +66,9 @@ class Traffic:
         ahead = known.copy()
         commands: list[Command] = []
         for _ in range(self._chance.randint(2, GROUP_MAX)):
-            one = self._one(self._chance.choice(("open", "sample", "sample", "end", "delete", "wrong")), ahead)
+            kind = self._chance.choice(("open", "sample", "sample", "end", "delete", "wrong"))
+            # What is wrong must be so whatever becomes of the commands before it: a disk may fail the delete alone.
+            one = self._one(kind, known if kind == "wrong" else ahead)
             if one is not None:
                 commands.append(one)
                 ahead.apply(one, self.now)
