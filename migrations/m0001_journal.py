@@ -1,8 +1,10 @@
 """Step 1: facts, contents, the two projections, tenants and the journal's own identity. docs/journal.md explains them.
 
 `event` has no secondary index on purpose: one halves the rate at which token facts can be appended. `content` is a
-rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree. The projections
-take the sequence number of their first fact as rowid, so that every index ends in journal order without saying so.
+rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree; its rows refer to
+each other by `id`, which VACUUM keeps. The projections take the sequence number of their first fact as rowid, so that
+every index ends in journal order without saying so. Indexes hold parts of names and digests, for whole ones would take
+more room than the rows.
 """
 
 from __future__ import annotations
@@ -41,14 +43,28 @@ SCHEMA = (
     )
     """,
     """
-    CREATE TABLE content (
-        digest BLOB PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        size INTEGER NOT NULL,
-        refs INTEGER NOT NULL,
+    CREATE TABLE segment (
+        last INTEGER PRIMARY KEY,
+        first INTEGER NOT NULL,
+        link BLOB NOT NULL,
+        tags TEXT NOT NULL,
         data BLOB NOT NULL
     )
     """,
+    """
+    CREATE TABLE content (
+        id INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL,
+        tenant TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        refs INTEGER NOT NULL,
+        base INTEGER,
+        depth INTEGER NOT NULL,
+        data BLOB NOT NULL
+    )
+    """,
+    "CREATE UNIQUE INDEX content_digest ON content (substr(digest, 1, 8))",
+    "CREATE INDEX content_base ON content (base) WHERE base IS NOT NULL",
     """
     CREATE TABLE session (
         opened_seq INTEGER PRIMARY KEY,
@@ -68,13 +84,12 @@ SCHEMA = (
     """
     CREATE TABLE turn (
         accepted_seq INTEGER PRIMARY KEY,
-        response TEXT NOT NULL UNIQUE,
+        response TEXT NOT NULL,
         session TEXT NOT NULL,
         parent TEXT NOT NULL,
         tenant TEXT NOT NULL,
         protocol TEXT NOT NULL,
         model TEXT NOT NULL,
-        namespace TEXT NOT NULL,
         stored INTEGER NOT NULL,
         created INTEGER NOT NULL,
         accepted_us INTEGER NOT NULL,
@@ -91,14 +106,17 @@ SCHEMA = (
         decode_us INTEGER NOT NULL,
         ttft_us INTEGER,
         history BLOB NOT NULL,
+        asked BLOB NOT NULL,
         erased INTEGER NOT NULL,
         code TEXT NOT NULL,
         message TEXT NOT NULL
     )
     """,
-    "CREATE INDEX turn_session ON turn (session)",
-    "CREATE INDEX turn_parent ON turn (parent) WHERE parent != ''",
-    "CREATE INDEX turn_history ON turn (tenant, history) WHERE history != x''",
+    "CREATE UNIQUE INDEX turn_response ON turn (substr(response, 1, 25))",
+    "CREATE INDEX turn_session ON turn (substr(session, 1, 10))",
+    "CREATE INDEX turn_parent ON turn (substr(parent, -8)) WHERE parent != ''",
+    "CREATE INDEX turn_history ON turn (substr(history, 1, 6)) WHERE history != x''",
+    "CREATE INDEX turn_asked ON turn (substr(asked, 1, 6)) WHERE asked != x''",
     "CREATE INDEX turn_open ON turn (accepted_seq) WHERE finished_us IS NULL",
     "CREATE INDEX turn_unstored ON turn (finished_us) WHERE stored = 0 AND erased = 0",
     "CREATE INDEX turn_deleted ON turn (accepted_seq) WHERE status = 'deleted' AND erased = 0",

@@ -107,6 +107,7 @@ class _Server:
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
         from zjournal.api.admin import AdminSocket
         from zjournal.api.metrics import Metrics
+        from zjournal.api.recorded import DECODERS
         from zjournal.api.running import Runs
         from zjournal.api.submit import Desk
 
@@ -114,7 +115,7 @@ class _Server:
         metrics = Metrics()
         metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
         runs = Runs(self._journal, metrics, self._config.unstored_retention)
-        desk = Desk(self._journal, runs, metrics, keys)
+        desk = Desk(self._journal, runs, metrics, keys, DECODERS)
         engine = EngineClient(self._engine_start(), runs)
         engine.start()
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))

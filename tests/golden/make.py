@@ -51,6 +51,11 @@ def build(data_dir: Path) -> None:
         journal.append([*accepted(journal, "r4", stored=False), sampled("r4", 0), finished("r4", "length", 1)]).result()
         journal.append([*accepted(journal, "r5"), finished("r5", "cancelled", 0)]).result()
         journal.append([session("s3", tenant=other), *whole_turn(journal, "r6", session="s3", tenant=other)]).result()
+        record = b"a record that the next one repeats, and to which it is therefore stored as a delta; " * 9
+        more = {"record": record + b"and more", "base": journal.digest("local", record), "parent": "r8"}
+        journal.append(whole_turn(journal, "r8", record=record)).result()
+        journal.append(whole_turn(journal, "r9", **more)).result()  # type: ignore[arg-type]
+        assert journal.seal()
         assert retention.delete(journal, "local", "r2").result()
         journal.append([*accepted(journal, "r7", session="s2"), sampled("r7", 0), sampled("r7", 1)]).result()
 

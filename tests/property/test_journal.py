@@ -127,7 +127,7 @@ def test_whatever_the_tree_deleting_all_of_it_leaves_nothing(parents: list[int],
         journal.append([session("s1")])
         up = {k: parent if 0 <= parent < k else -1 for k, parent in enumerate(parents)}
         for k, parent in up.items():
-            facts = whole_turn(journal, f"t{k}", parent=f"t{parent}" if parent >= 0 else "", prompt=b"p%d" % k)
+            facts = whole_turn(journal, f"t{k}", parent=f"t{parent}" if parent >= 0 else "", record=b"p%d" % k)
             journal.append(facts).result()
         alive = set(up)
         for k in (k for k in order if k in up):
@@ -143,8 +143,8 @@ def test_whatever_the_tree_deleting_all_of_it_leaves_nothing(parents: list[int],
                 assert turn is not None
                 assert turn.erased == (at not in needed)
                 if at in needed:
-                    items = b"the items of t%d" % at
-                    assert journal.content("local", journal.digest("local", items)) == items
+                    record = b"p%d" % at
+                    assert journal.content("local", journal.digest("local", record)) == record
         with journal.transaction() as db:
             assert db.execute("SELECT count(*) FROM content").fetchone() == (0,)
             assert db.execute("SELECT count(payload) FROM event").fetchone() == (0,)

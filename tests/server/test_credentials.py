@@ -71,19 +71,21 @@ def test_no_credential_is_written(tmp_path: Path, path: str) -> None:
 
 
 def _contents(data_dir: Path) -> dict[str, bytes]:
-    """Everything that is stored compressed."""
-    from zjournal.journal.content import unpack
+    """Everything that is stored compressed: contents, and bodies and prompts as they are read from records."""
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.makers import Makers
+    from zjournal.sessions.records import Records
 
-    with Reader.open(data_dir) as reader, reader.transaction() as db:
-        rows = db.execute("SELECT digest, size, data FROM content").fetchall()
-        found = {f"content {digest.hex()}": _plain(data, size, unpack) for digest, size, data in rows}
-    assert any(b"hello" in data for data in found.values())
+    with Reader.open(data_dir) as reader:
+        with reader.transaction() as db:
+            named = db.execute("SELECT tenant, digest FROM content").fetchall()
+        found = {f"content {digest.hex()}": reader.content(tenant, digest) for tenant, digest in named}
+        records = Records(reader, Makers(reader))
+        for session in reader.sessions():
+            for turn in reader.turns(session.session):
+                vocabulary = records.vocabulary(turn)
+                assert vocabulary is not None
+                found[f"body {turn.response}"] = records.body(turn)
+                found[f"prompt {turn.response}"] = vocabulary.decode(records.prompt(turn)[0])
+    assert any(b"hello" in data for name, data in found.items() if name.startswith("prompt"))
     return found
-
-
-def _plain(data: bytes, size: int, unpack: object) -> bytes:
-    try:
-        return unpack(data, size)  # type: ignore[operator]
-    except ValueError:
-        return data

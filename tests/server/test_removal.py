@@ -17,6 +17,8 @@ from tests.serving import Server, scripted, zj
 from zjournal.journal.events import TokensSampled
 from zjournal.journal.reader import Reader
 from zjournal.link import admin
+from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 FRAME_BYTES = 1 << 20
@@ -43,8 +45,9 @@ def test_deleted_text_is_in_no_file_and_in_no_answer(server: Server) -> None:
         tool = {"type": "function", "name": "t", "description": WORDS.format("tool"), "parameters": {}}
         kept = server.respond(input="What stays?", tools=[tool])
         asked = server.respond(input=WORDS.format("message"), tools=[tool], previous_response_id=kept["id"])
-        told = {word for word in ("tool", "message", "sampled") if _told(server.data_dir, WORDS.format(word))}
-        assert told >= {"tool", "message"}
+        bodies, stored = _contents(server.data_dir, [kept["id"], asked["id"]])
+        assert all(WORDS.format(word).encode() in bodies for word in ("tool", "message"))
+        assert len(stored) >= 2 and all(_files_with(server.data_dir, part) for part in stored)
         ids = _sampled(server.data_dir, kept["id"])
         assert len(ids) > 40
         assert _files_with(server.data_dir, ids)
@@ -57,7 +60,7 @@ def test_deleted_text_is_in_no_file_and_in_no_answer(server: Server) -> None:
         assert (report["turns"], report["kept"], report["scrubbed"]) == (2, 0, True)
         assert report["bytes"] > 0
         assert not any(_told(server.data_dir, word) for word in ("canary-5d41", "What stays?"))
-        assert _files_with(server.data_dir, ids) == []
+        assert not any(_files_with(server.data_dir, part) for part in [ids, *stored])
         for answer in (kept, asked):
             assert server.http.get(f"/v1/responses/{answer['id']}").status_code == 404
             again = server.post(
@@ -70,6 +73,17 @@ def test_deleted_text_is_in_no_file_and_in_no_answer(server: Server) -> None:
         assert compacted.returncode == 0, compacted.stderr
         assert json.loads(compacted.stdout)["scrubbed"] is True
         assert server.respond(input="Still there?")["status"] == "completed"
+
+
+def _contents(data_dir: Path, responses: list[str]) -> tuple[bytes, list[bytes]]:
+    """The bodies of these responses, one after another, and pieces of what is stored for them, as it is stored."""
+    with Reader.open(data_dir) as reader:
+        records = Records(reader, Makers(reader))
+        turns = [turn for response in responses if (turn := reader.turn(response)) is not None]
+        bodies = b"".join(records.body(turn) for turn in turns)
+        with reader.transaction() as db:
+            rows = db.execute("SELECT data FROM content WHERE tenant = 'local'").fetchall()
+    return bodies, [data[at : at + 48] for (data,) in rows for at in (16, len(data) // 2) if len(data) > at + 48]
 
 
 def _sampled(data_dir: Path, response: str) -> bytes:

@@ -178,7 +178,7 @@ class Model:
         if isinstance(event, events.SessionOpened):
             self.sessions[event.session] = 0
         elif isinstance(event, events.RequestAccepted):
-            self.turns[event.response] = TurnState(event, held=[event.raw, event.items])
+            self.turns[event.response] = TurnState(event, held=[event.record])
             if event.session in self.sessions:
                 self.sessions[event.session] += 1
         elif (response := getattr(event, "response", None)) in self.turns:
@@ -188,7 +188,6 @@ class Model:
         match event:
             case events.PromptRendered():
                 turn.prompt = event.count
-                turn.held = [*turn.held, event.tokens, event.spans]
             case events.CacheMatched():
                 turn.cached = event.cached
             case events.TokensSampled():
@@ -243,9 +242,7 @@ def _named(fact: Fact) -> dict[bytes, bytes]:
     """The contents of a fact by the digests that it gives them: the names stand in its event in the same order."""
     event = fact.event
     if isinstance(event, events.RequestAccepted):
-        return dict(zip((event.raw, event.items), fact.contents, strict=True))
-    if isinstance(event, events.PromptRendered):
-        return dict(zip((event.tokens, event.spans), fact.contents, strict=True))
+        return dict(zip((event.record,), fact.contents, strict=True))
     return {}
 
 

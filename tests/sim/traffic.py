@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from tests.sim import model
 from tests.sim.model import Append, Command, Delete, Erase, Model, Rebuild, Sweep, TenantNamed
 from tests.sim.plan import Plan
@@ -112,7 +114,7 @@ class Traffic:
         if parents and not parent and self._chance.random() < 0.7:
             parent = self._chance.choice(parents)
         session = known.turns[parent].accepted.session if parent else f"sess_{self._numbers:05d}"
-        raw, items, tokens, spans = (self._content() for _ in range(4))
+        record = self._content()
 
         def name(data: bytes) -> bytes:
             return chain.content_digest(tenant.secret, data)
@@ -128,8 +130,7 @@ class Traffic:
             stored=self._chance.random() < 0.7,
             stream=True,
             created=self.now // 1_000_000,
-            raw=name(raw),
-            items=name(items),
+            record=name(record),
             dialect="chatml",
             encoder=1,
             temperature=0.0,
@@ -138,10 +139,9 @@ class Traffic:
             seed=1,
             max_tokens=100,
         )
-        rendered = events.PromptRendered(
-            tenant=tenant.id, response=response, count=len(tokens) // 4, tokens=name(tokens), spans=name(spans)
-        )
-        facts = [Fact(accepted, contents=(raw, items)), Fact(rendered, contents=(tokens, spans))]
+        rendered = events.PromptRendered(tenant=tenant.id, response=response, count=self._chance.randint(1, 99))
+        base = known.turns[parent].accepted.record if parent in known.turns else b""
+        facts = [Fact(accepted, contents=(record,), base=base), Fact(rendered)]
         if not parent:
             facts.insert(0, Fact(events.SessionOpened(tenant=tenant.id, session=session)))
         return Append(tuple(facts))
@@ -187,8 +187,6 @@ class Traffic:
         return Append((Fact(finished),))
 
     def _nameless(self, known: Model) -> tuple[Fact, ...]:
-        """A prompt whose contents are neither stored nor offered."""
-        tenant = next(iter(known.tenants.values())).id
-        nowhere = self._chance.randbytes(32)
-        event = events.PromptRendered(tenant=tenant, response="resp_nowhere", count=1, tokens=nowhere, spans=nowhere)
-        return (Fact(event),)
+        """A request whose record is neither stored nor offered."""
+        (request,) = [fact.event for fact in self._open(known).facts if isinstance(fact.event, events.RequestAccepted)]
+        return (Fact(msgspec.structs.replace(request, record=self._chance.randbytes(32))),)

@@ -28,6 +28,8 @@ from zjournal.link import wire
 from zjournal.sessions import chain, identity
 from zjournal.sessions.follow import Tail, follow, foreign_reader, recorded_tail, without_end
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.record import pack
+from zjournal.sessions.records import Records
 from zjournal.sessions.served import Served
 from zjournal.sessions.vocabulary import Vocabulary
 
@@ -69,20 +71,31 @@ class Desk:
     """Takes requests. One per server; all its methods belong to the event loop."""
 
     def __init__(
-        self, journal: Journal, runs: Runs, metrics: Metrics, keys: ApiKeys | None, queue_max: int = QUEUE_ASKS_MAX
+        self,
+        journal: Journal,
+        runs: Runs,
+        metrics: Metrics,
+        keys: ApiKeys | None,
+        decoders: chain.Decoders,
+        queue_max: int = QUEUE_ASKS_MAX,
     ) -> None:
-        """Without `keys` everyone is the tenant `local`; else a tenant belongs to a key's name, so keys can rotate."""
+        """Without `keys` everyone is the tenant `local`; else a tenant belongs to a key's name, so keys can rotate.
+
+        `decoders` read the items of recorded bodies, by protocol.
+        """
         self.metrics = metrics
         self._journal = journal
         self._runs = runs
         self._keys = keys
         names = keys.names if keys is not None else (LOCAL,)
         self._tenants = {name: journal.tenant(name).id for name in names}
+        self._decoders = decoders
         self._queue_max = queue_max
         self._served: Served | None = None
         self._chains: chain.Chains | None = None
         self._makers = Makers(journal)
         self._vocabulary = b""  # digest of today's
+        self._words: Vocabulary | None = None  # today's
         # Sessions opened lately and what writes that down, by the client's name for them.
         self._opened: OrderedDict[bytes, tuple[str, Future]] = OrderedDict()
         self._draining = False
@@ -104,7 +117,9 @@ class Desk:
             served.tokenizer,
             served.dialect,
             served.end_tokens,
+            self._decoders,
         )
+        self._words = Vocabulary(served.vocabulary)
         self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains))
 
     def _forgetting(self, loop: asyncio.AbstractEventLoop, chains: chain.Chains) -> Subscriber:
@@ -236,10 +251,9 @@ class Desk:
         row = self._journal.turn(response)
         if row is None or not chain.visible(row, tenant):
             raise missing
-        (accepted,) = self._journal.read(after=row.accepted_seq - 1, limit=1)
-        assert isinstance(accepted.event, events.RequestAccepted), accepted
+        records = Records(self._journal, self._makers)
         try:
-            return row, accepted.event, self._journal.content(row.tenant, accepted.event.raw)
+            return row, records.accepted(row), records.body(row)
         except errors.JournalFault:
             now = self._journal.turn(response)
             if now is None or not chain.visible(now, tenant):  # it was deleted between the two reads
@@ -279,14 +293,16 @@ class Desk:
         response = identity.response_id(request.protocol, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
         limit = min(ready.context, ready.kv_tokens)
-        place, prompt = await loop.run_in_executor(self._renderer, self._render, request, tenant, served, limit)
+        place, prompt, record = await loop.run_in_executor(
+            self._renderer, self._render, request, raw, tenant, served, limit
+        )
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         max_tokens = _output_limit(request, len(prompt.ids), ready)
         if prompt.dropped:
             log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
         session, opened = self._session(place)
         facts, accepted = self._facts(
-            request, raw, tenant, encoder, response, place, prompt, max_tokens, session, ready
+            request, record, tenant, encoder, response, place, prompt, max_tokens, session, ready
         )
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
@@ -313,14 +329,18 @@ class Desk:
         )
         return Turn(response, accepted.created, served.id, raw, request.store, tenant, tail)
 
-    def _render(self, request: ask.Ask, tenant: str, served: Served, limit: int) -> tuple[chain.Place, Prompt]:
-        assert self._chains is not None
+    def _render(
+        self, request: ask.Ask, raw: bytes, tenant: str, served: Served, limit: int
+    ) -> tuple[chain.Place, Prompt, bytes]:
+        """Where the request stands, its prompt, and the record of it and its body."""
+        assert self._chains is not None and self._words is not None
         place = self._chains.place(request, tenant)
         whole = msgspec.structs.replace(request, items=place.items)
         try:
-            return place, assemble(whole, served.template, served.tokenizer, served.dialect, limit)
+            prompt = assemble(whole, served.template, served.tokenizer, served.dialect, limit)
         except errors.ContextTooLong as fault:
             raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
+        return place, prompt, pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs)
 
     def _session(self, place: chain.Place) -> tuple[str, Future | None]:
         """The id of a request's session, and the append that opens it if the journal did not have it yet."""
@@ -341,7 +361,7 @@ class Desk:
     def _facts(
         self,
         request: ask.Ask,
-        raw: bytes,
+        record: bytes,
         tenant: str,
         encoder: int,
         response: str,
@@ -352,10 +372,7 @@ class Desk:
         ready: wire.Ready,
     ) -> tuple[list[events.Fact], events.RequestAccepted]:
         """The facts that accept a request."""
-        assert self._served is not None
-        items = chain.encode_items(request.items)
-        tokens = wire.pack_ids(prompt.ids)
-        spans = msgspec.msgpack.encode(prompt.spans)
+        assert self._served is not None and self._chains is not None
         client = msgspec.msgpack.encode(request.client) if request.client else b""
         seed = request.sampling.seed
         accepted = events.RequestAccepted(
@@ -370,8 +387,7 @@ class Desk:
             stored=request.store,
             stream=request.stream,
             created=int(time.time()),
-            raw=self._journal.digest(tenant, raw),
-            items=self._journal.digest(tenant, items),
+            record=self._journal.digest(tenant, record),
             client=self._journal.digest(tenant, client) if client else b"",
             history=place.history,
             dialect=self._served.dialect.name,
@@ -384,17 +400,13 @@ class Desk:
             stop=len(request.stop),
         )
         rendered = events.PromptRendered(
-            tenant=tenant,
-            response=response,
-            count=len(prompt.ids),
-            tokens=self._journal.digest(tenant, tokens),
-            spans=self._journal.digest(tenant, spans),
-            dropped=prompt.dropped,
+            tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
         )
+        self._chains.accepted(place, accepted.record)
         facts = [
-            events.Fact(accepted, contents=(raw, items, client) if client else (raw, items)),
+            events.Fact(accepted, contents=(record, client) if client else (record,), base=place.base),
             *self._results_seen(place, accepted),
-            events.Fact(rendered, contents=(tokens, spans)),
+            events.Fact(rendered),
         ]
         return facts, accepted
 

@@ -63,6 +63,7 @@ def export_session(
 
 
 def _pieces(reader: Reader, name: str, form: str, numbers: str | None) -> tuple[Selection, Iterator[bytes]]:
+    from zjournal.api.recorded import DECODERS
     from zjournal.sessions.markdown import markdown
     from zjournal.sessions.transfer import Selection, export
 
@@ -71,9 +72,9 @@ def _pieces(reader: Reader, name: str, form: str, numbers: str | None) -> tuple[
     if form == "md":
         ended = tuple(turn for turn in turns if turn.finished_us is not None)
         selection = Selection(session, ended, len(turns) - len(ended))
-        return selection, (piece.encode(errors="replace") for piece in markdown(reader, selection))
+        return selection, (piece.encode(errors="replace") for piece in markdown(reader, selection, DECODERS))
     selection = Selection.of(reader, session, turns)
-    return selection, export(reader, selection)
+    return selection, export(reader, selection, DECODERS)
 
 
 def _range(turns: list[Turn], numbers: str | None) -> list[Turn]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import Fault, OutputFault
-from zjournal.journal import database
+from zjournal.journal import database, quick
 from zjournal.journal.log import Journal
 from zjournal.journal.output import new_file
 
@@ -53,10 +53,9 @@ def _look(part: Path, path: Path) -> Copied:
         # immutable: no log and no shared memory are made beside it.
         db = sqlite3.connect(part.absolute().as_uri() + "?mode=ro&immutable=1", uri=True)
         try:
-            head, link = db.execute("SELECT seq, link FROM event ORDER BY seq DESC LIMIT 1").fetchone() or (0, b"")
-            facts = db.execute("SELECT count(*) FROM event").fetchone()[0]
+            head = quick.checked_head(db, path, database.identity(db, path), facts=1)
         finally:
             db.close()
     except (sqlite3.Error, Fault) as error:
         raise OutputFault(f"{path}: the copy cannot be read back ({error}); check the disk") from None
-    return Copied(str(path), part.stat().st_size, facts, head, link.hex())
+    return Copied(str(path), part.stat().st_size, head.seq, head.seq, head.link.hex() if head.seq else "")

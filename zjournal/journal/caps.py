@@ -61,7 +61,10 @@ def enforce(journal: Journal, limits: Limits, now_us: int) -> bool:
 
 def _unused(journal: Journal, before_us: int, limit: int) -> list[Session]:
     """Sessions that may go, unused since `before_us`, the least recently used first."""
-    running = "SELECT 1 FROM turn WHERE turn.session = session.session AND finished_us IS NULL"
+    running = (
+        "SELECT 1 FROM turn WHERE substr(turn.session, 1, 10) = substr(session.session, 1, 10)"
+        " AND turn.session = session.session AND finished_us IS NULL"
+    )
     with journal.transaction() as db:
         rows = db.execute(
             f"SELECT {SESSION_COLUMNS} FROM session WHERE deleted = 0 AND pinned = 0 AND last_us < ?"

@@ -133,6 +133,11 @@ def recorded(seq: int, time: int, body: bytes, payload: bytes | None, payload_sh
     return Recorded(seq, time, decode_body(body), shown)
 
 
+def next_salt(salt: bytes) -> bytes:
+    """The salt of a response's next payload. It is as hard to guess as the first, and goes with it."""
+    return hashlib.sha256(salt).digest()[:SALT_BYTES]
+
+
 def content_digest(secret: bytes, data: bytes) -> bytes:
     """The name of a content: HMAC-SHA256(tenant secret, bytes); 32 bytes."""
     return hmac.digest(secret, data, "sha256")

@@ -32,6 +32,8 @@ class Compacted(msgspec.Struct, frozen=True):
 def compact(journal: Journal) -> Compacted:
     """Rewrites the journal without gaps. Waits for it. Raises DataDirFault when the disk has no room for that."""
     before = _on_disk(journal.path)
+    while journal.seal():  # what is packed takes less room
+        pass
 
     def work(db: sqlite3.Connection) -> None:
         _check_room(bytes_in_use(db), journal.path.parent, sqlite_temporary_dir(os.environ))

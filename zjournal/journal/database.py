@@ -30,7 +30,7 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _PART_FILE = "journal.db.new"
 _PART_BYTES = 1 << 20  # of the log, read and written at once
-_TABLES = ("content", "event", "meta", "session", "tenant", "turn")
+_TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn")
 
 
 class Identity(NamedTuple):
@@ -182,6 +182,7 @@ def _create(data_dir: Path, entropy: Callable[[int], bytes]) -> None:
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
         db = sqlite3.connect(part, isolation_level=None)
         try:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # what sealing and erasure free can be given back
             _migrate(db)
             rows = Identity(entropy(16), entropy(32))._asdict().items()
             db.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", rows)

@@ -210,8 +210,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     stored: bool
     stream: bool
     created: int  # Unix seconds, as told to the client
-    raw: bytes  # content: the body as received
-    items: bytes  # content: this turn's own new items
+    record: bytes  # content: the body, the prompt's tokens and where they came from, packed
     client: bytes = b""  # content: the headers that say who asks; empty if there were none
     history: bytes = b""  # rolling digest of all items up to here, to find a parent by content
     dialect: str
@@ -230,13 +229,11 @@ class PromptRendered(Event, frozen=True, kw_only=True, tag="prompt_rendered.1"):
 
     By: submit.
     When: with the acceptance, in the same commit.
-    Promise: the tokens are those that the engine got, and the spans cover them.
+    Promise: the tokens in the record are those that the engine got, and the spans cover them.
     """
 
     response: str
     count: int  # tokens
-    tokens: bytes  # content: the token ids
-    spans: bytes  # content: which tokens came from which JSON path
     dropped: int = 0  # bytes of the text that no token of the vocabulary stands for: the model does not see them
 
 
@@ -471,11 +468,15 @@ AnyEvent = (
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What is appended: an event, its erasable payload, and the contents it refers to (stored once by digest)."""
+    """What is appended: an event, its erasable payload, and the contents it refers to (stored once by digest).
+
+    `base` is the digest of a content that these repeat most of: a hint for storing them.
+    """
 
     event: AnyEvent
     payload: bytes = b""
     contents: tuple[bytes, ...] = ()
+    base: bytes = b""
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zjournal.errors import JournalUnavailable, OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, quick, wal
-from zjournal.journal.events import Fact, Recorded, ResponseFailed
+from zjournal.journal import chain, content, database, datadir, headfile, quick, rows, wal
+from zjournal.journal.events import AnyEvent, Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import Transaction
@@ -31,6 +31,11 @@ from zjournal.journal.transaction import Transaction
 QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 COPY_STEP_PAGES = 256  # of a copy, before those who wait for a commit come first
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
+SEAL_FACTS = 512  # that wait before any are sealed in a moment of silence, and that are sealed at a time
+SEAL_WAITING_MAX = 1 << 16  # from here on they are sealed without waiting for silence,
+SEAL_EVERY_US = 500_000  # but no more often than this, for it takes as long as several commits
+SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
+SALTS_MAX = 1_024
 IDLE_S = 0.2  # between looks at what is still owed while nothing is written
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
@@ -86,8 +91,11 @@ class Journal(Reader):
         self._own_checkpoints = checkpoint == wal.OWN
         try:
             super().__init__(data_dir)
-            self._head = quick.checked_head(self._db, self.path, database.Identity(self.id, self.secret))
-            quick.check_witness(self._db, self.path, self.id, self._head)
+            identity = database.Identity(self.id, self.secret)
+            self._head = quick.checked_head(self._db, self.path, identity)
+            quick.check_witness(self._db, self.path, identity, self._head)
+            self._genesis = chain.genesis(*identity)
+            self._sealed = rows.sealed(self._db)
             self._wal = wal.Log(self._db, self.path, self._own_checkpoints, log_limit)
         except BaseException:
             database.let_go(self._db, self.path)
@@ -96,11 +104,13 @@ class Journal(Reader):
         self._clock = clock
         self._entropy = entropy
         self._packer = content.Packer()
+        self._salts: dict[str, bytes] = {}  # the last one of each response that was written to lately
         self._queue: deque[_Append | _Run] = deque()
         self._queued_facts = 0
         self._wake = threading.Condition()
         self._closing = False
         self._upkept_us = 0
+        self._sealed_us = 0
         self._lost = False
         self._subscribers: tuple[Subscriber, ...] = ()
         self._writer = threading.Thread(target=self._write, name="journal-writer", daemon=True)
@@ -225,6 +235,10 @@ class Journal(Reader):
         if refusal is not None:
             raise JournalUnavailable(refusal)
 
+    def seal(self) -> int:
+        """Packs the oldest facts that are not packed yet, as the journal does by itself in time; returns how many."""
+        return self.run(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis)).result()
+
     def tenant(self, name: str) -> Tenant:
         """The tenant of this name; made on first use, which waits for a commit."""
         return self.run(lambda tx: self._tenant_named(tx, name)).result()
@@ -258,18 +272,16 @@ class Journal(Reader):
             query = "SELECT sql FROM sqlite_schema WHERE tbl_name IN ('turn', 'session') AND sql != ''"
             made = [sql for (sql,) in tx.db.execute(query).fetchall()]
             tables = [sql for sql in made if sql.startswith("CREATE TABLE")]
-            indexes = [sql for sql in made if sql not in tables]
-            for sql in ("DROP TABLE turn", "DROP TABLE session", *tables):
+            needed = [sql for sql in made if sql.startswith("CREATE UNIQUE INDEX")]  # to find a fact's turn
+            rest = [sql for sql in made if sql not in tables and sql not in needed]
+            for sql in ("DROP TABLE turn", "DROP TABLE session", *tables, *needed):
                 tx.db.execute(sql)
             after = 0
-            while page := tx.db.execute(
-                "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq > ? ORDER BY seq LIMIT ?",
-                (after, GROUP_FACTS_MAX),
-            ).fetchall():
-                for sql, values in effects(self._recorded(row) for row in page):
+            while page := tx.facts(after, after + GROUP_FACTS_MAX):
+                for sql, values in effects(self._recorded(bare) for bare in page):
                     tx.db.execute(sql, values)
-                after = page[-1][0]
-            for sql in indexes:  # at the end, in one pass each
+                after = page[-1].seq
+            for sql in rest:  # at the end, in one pass each
                 tx.db.execute(sql)
             return after
 
@@ -345,22 +357,32 @@ class Journal(Reader):
                 while not self._queue and not self._closing and self._wake.wait(self._idle_s):
                     pass
                 if self._closing and not self._queue:
-                    return
+                    break
                 group = self._take() if self._queue else []
             if group:
                 self._write_group(group)
             elif (now := self._clock()) != self._upkept_us:  # while the clock stands there is no idle time
                 self._upkeep(now, idle=True)
+        self._settle()
+
+    @property
+    def _unsealed(self) -> int:
+        return self._head.seq - self._sealed
 
     @property
     def _idle_s(self) -> float | None:
         """How long the writer may wait for work before it looks at what is owed."""
-        return IDLE_S if self._wal.owes or self._head_file.pending(self._head) else None
+        owed = self._wal.owes or self._head_file.pending(self._head) or self._unsealed >= SEAL_FACTS
+        return IDLE_S if owed else None
 
     def _upkeep(self, now: int, idle: bool = False) -> None:
         """What is due after a commit, or while there is none."""
         if not self._lost:
             self._upkept_us = now
+            pressed = self._unsealed >= SEAL_WAITING_MAX and now - self._sealed_us >= SEAL_EVERY_US
+            if pressed or (idle and self._unsealed >= SEAL_FACTS):
+                self._sealed_us = now
+                self._seal()
             self._wal.upkeep(now, idle)
             self._head_file.note(self._head, now)
 
@@ -379,6 +401,26 @@ class Journal(Reader):
             now = group[-1].now
             self._commit_appends(group)
         self._upkeep(now)
+
+    def _seal(self) -> None:
+        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
+        try:
+            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis), self._head.time)
+            self._sealed = rows.sealed(self._db)
+        except (JournalUnavailable, sqlite3.Error, ValueError) as error:
+            _log.error("facts after %d could not be sealed: %s", self._sealed, error)
+            self._sealed = self._head.seq  # the next try comes when as many again are waiting
+
+    def _settle(self) -> None:
+        """What is done last: it makes the file small for as long as nobody has it open."""
+        if not self._own_checkpoints:
+            return  # it would only make the log longer
+        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
+            self._seal()
+        try:
+            self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
+        except sqlite3.Error as error:  # the room is free for what comes next, and that is all
+            _log.warning("room that is free could not be given back: %s", error)
 
     def _take(self) -> _Run | list[_Append]:
         """What waits, up to the next `run` or the limit of a group; a `run` comes alone."""
@@ -433,6 +475,8 @@ class Journal(Reader):
             item.done.set_exception(error)
             return
         if item.scrub or isinstance(item, _Bare):
+            self._plains.clear()
+            self._unpacked.clear()
             self._wal.empty(item.now)
         item.done.set_result(result)
 
@@ -447,9 +491,10 @@ class Journal(Reader):
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
-            tx = Transaction(db, self._head, self._packer, self._secret_of, self._entropy, max(now, self._head.time))
+            now = max(now, self._head.time)
+            tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._salt_of, now)
             result = work(tx)
-            tx.flush()
+            tx.finish()
             db.execute("COMMIT")
         except BaseException as error:
             if db.in_transaction:
@@ -475,6 +520,17 @@ class Journal(Reader):
                 return None
             known = self._tenants[tenant] = Tenant(*row)
         return known.secret
+
+    def _salt_of(self, event: AnyEvent) -> bytes:
+        """A salt for the payload of a fact: random for the first of a response, and from there on one after another."""
+        response = getattr(event, "response", "")
+        before = self._salts.pop(response, None)
+        salt = self._entropy(chain.SALT_BYTES) if before is None else chain.next_salt(before)
+        if response:
+            self._salts[response] = salt
+            if len(self._salts) > SALTS_MAX:
+                del self._salts[next(iter(self._salts))]
+        return salt
 
     def _tenant_named(self, tx: Transaction, name: str) -> Tenant:
         row = tx.db.execute("SELECT id, name, secret FROM tenant WHERE name = ?", (name,)).fetchone()

@@ -61,7 +61,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     protocol: str
     model: str
-    namespace: str
     stored: bool
     created: int
     accepted_us: int
@@ -77,7 +76,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us: int
     decode_us: int
     ttft_us: int | None  # acceptance to first durable token; once finished, as the engine measured it
-    history: bytes
+    history: bytes  # rolling digest after the output, b"" before
+    asked: bytes  # rolling digest after the request
     erased: bool
     code: str
     message: str
@@ -98,40 +98,53 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool  # its turns are hidden; what of them is not erased yet is needed by turns of other sessions
 
 
+# Indexes hold the beginning or the end of a name or digest: whole ones would cost more than the rows. So a statement
+# asks for both, the part and the whole, and each of these wants its value twice. The plus keeps SQLite from putting
+# the value into the part as well, which would leave nothing that the index could answer.
+BY_RESPONSE = "substr(response, 1, 25) = substr(?, 1, 25) AND +response = ?"
+BY_PARENT = "parent != '' AND substr(parent, -8) = substr(?, -8) AND +parent = ?"
+BY_SESSION = "substr(session, 1, 10) = substr(?, 1, 10) AND +session = ?"
+INDEXES = (
+    "CREATE UNIQUE INDEX turn_response ON turn (substr(response, 1, 25))",
+    "CREATE INDEX turn_session ON turn (substr(session, 1, 10))",
+    "CREATE INDEX turn_parent ON turn (substr(parent, -8)) WHERE parent != ''",
+)
+
 TURN_COLUMNS = ", ".join(Turn.__struct_fields__)
 SESSION_COLUMNS = ", ".join(Session.__struct_fields__)
 
 _OPEN_SESSION = f"INSERT INTO session ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0)"
 _COUNT_TURN = "UPDATE session SET turns = turns + 1, last_seq = ?, last_us = ? WHERE session = ?"
 _TOUCH_SESSION = (
-    "UPDATE session SET last_seq = ?, last_us = ? WHERE session = (SELECT session FROM turn WHERE response = ?)"
+    f"UPDATE session SET last_seq = ?, last_us = ? WHERE session = (SELECT session FROM turn WHERE {BY_RESPONSE})"
 )
 _PIN_SESSION = "UPDATE session SET pinned = ? WHERE session = ?"
 _DELETE_SESSION = "UPDATE session SET deleted = 1 WHERE session = ?"
 _ACCEPT = (
-    "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, namespace, stored, created,"
+    "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, stored, created,"
     " accepted_us, finished_us, status, reason, last_seq, prompt, cached, cache_reason, output, queue_us,"
-    " prefill_us, decode_us, ttft_us, history, erased, code, message)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, '', 0, 0, 0, 0, NULL, x'', 0, '', '')"
+    " prefill_us, decode_us, ttft_us, history, asked, erased, code, message)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, '', 0, 0, 0, 0, NULL, x'', ?, 0, '', '')"
 )
-_RENDER = "UPDATE turn SET prompt = ?, last_seq = ? WHERE response = ?"
-_MATCH = "UPDATE turn SET cached = ?, cache_reason = ?, last_seq = ? WHERE response = ?"
+_RENDER = f"UPDATE turn SET prompt = ?, last_seq = ? WHERE {BY_RESPONSE}"
+_MATCH = f"UPDATE turn SET cached = ?, cache_reason = ?, last_seq = ? WHERE {BY_RESPONSE}"
 _SAMPLE = (
-    "UPDATE turn SET output = output + ?, last_seq = ?, ttft_us = coalesce(ttft_us, ? - accepted_us) WHERE response = ?"
+    "UPDATE turn SET output = output + ?, last_seq = ?, ttft_us = coalesce(ttft_us, ? - accepted_us)"
+    f" WHERE {BY_RESPONSE}"
 )
 # A deleted turn may still be running: it ends, but stays deleted. The first end counts.
 _KEEP_DELETED = "status = CASE status WHEN 'deleted' THEN status ELSE ? END"
 _FINISH = (
     f"UPDATE turn SET {_KEEP_DELETED}, finished_us = ?, last_seq = ?, reason = ?, output = ?, queue_us = ?,"
     " prefill_us = ?, decode_us = ?, ttft_us = CASE WHEN ? > 0 THEN ? ELSE ttft_us END, history = ?"
-    " WHERE response = ? AND finished_us IS NULL"
+    f" WHERE {BY_RESPONSE} AND finished_us IS NULL"
 )
 _FAIL = (
     f"UPDATE turn SET {_KEEP_DELETED}, finished_us = ?, last_seq = ?, code = ?, message = ?"
-    " WHERE response = ? AND finished_us IS NULL"
+    f" WHERE {BY_RESPONSE} AND finished_us IS NULL"
 )
-_DELETE = "UPDATE turn SET status = 'deleted' WHERE response = ?"
-_ERASE = "UPDATE turn SET erased = 1 WHERE response = ?"
+_DELETE = f"UPDATE turn SET status = 'deleted' WHERE {BY_RESPONSE}"
+_ERASE = f"UPDATE turn SET erased = 1 WHERE {BY_RESPONSE}"
 
 
 def effects(facts: Iterable[Recorded]) -> Iterator[Effect]:
@@ -152,7 +165,7 @@ def effects(facts: Iterable[Recorded]) -> Iterator[Effect]:
 
 
 def _sample(response: str, sums: tuple[int, int, int]) -> Effect:
-    return _SAMPLE, (*sums, response)
+    return _SAMPLE, (*sums, response, response)
 
 
 def _effects_of(fact: Recorded) -> Iterator[Effect]:
@@ -170,26 +183,26 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _DELETE_SESSION, (event.session,)
         case RequestAccepted():
             names = (event.response, event.session, event.parent, event.tenant, event.protocol, event.model)
-            yield _ACCEPT, (seq, *names, event.namespace, event.stored, event.created, time, seq)
+            yield _ACCEPT, (seq, *names, event.stored, event.created, time, seq, event.history)
             yield _COUNT_TURN, (seq, time, event.session)
         case PromptRendered():
-            yield _RENDER, (event.count, seq, event.response)
+            yield _RENDER, (event.count, seq, event.response, event.response)
         case CacheMatched():
-            yield _MATCH, (event.cached, event.reason, seq, event.response)
+            yield _MATCH, (event.cached, event.reason, seq, event.response, event.response)
         case ResponseFinished():
             status = _STATUS_OF_REASON[event.reason]
             times = (event.queue_us, event.prefill_us, event.decode_us)
             ttft = event.queue_us + event.prefill_us
             end = (status, time, seq, event.reason, event.output, *times, ttft, ttft, event.history)
-            yield _FINISH, (*end, event.response)
-            yield _TOUCH_SESSION, (seq, time, event.response)
+            yield _FINISH, (*end, event.response, event.response)
+            yield _TOUCH_SESSION, (seq, time, event.response, event.response)
         case ResponseFailed():
-            yield _FAIL, (FAILED, time, seq, event.code, event.message, event.response)
-            yield _TOUCH_SESSION, (seq, time, event.response)
+            yield _FAIL, (FAILED, time, seq, event.code, event.message, event.response, event.response)
+            yield _TOUCH_SESSION, (seq, time, event.response, event.response)
         case ResponseDeleted():
-            yield _DELETE, (event.response,)
+            yield _DELETE, (event.response, event.response)
         case PayloadErased():
-            yield _ERASE, (event.response,)
+            yield _ERASE, (event.response, event.response)
         case CacheAdmitted() | CacheEvicted() | CacheBackedUp() | CacheRestored() | CacheQuarantined() | CachePurged():
             pass  # the engine's residency is not a state of a turn
         case ServerStarted() | ServerStopped() | ServerCrashed() | AdminActed():

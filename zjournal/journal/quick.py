@@ -11,11 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from zjournal.journal import chain, database, headfile
+from zjournal.journal import chain, database, headfile, rows
 from zjournal.journal.chain import Head
 from zjournal.journal.database import Identity
-from zjournal.journal.events import RequestAccepted, ResponseFailed, ResponseFinished
+from zjournal.journal.events import RequestAccepted, ResponseFailed, ResponseFinished, decode_body
+from zjournal.journal.projections import BY_RESPONSE
 from zjournal.journal.reader import Reader
+from zjournal.journal.segments import Bare
 
 OPEN_FACTS = 64  # end of the chain that is verified at each open
 QUICK_FACTS = 2_000  # and by a quick verification
@@ -24,26 +26,22 @@ REBUILD_STEP = "fold them again with `zj journal rebuild`"
 
 def checked_head(db: sqlite3.Connection, path: Path, identity: Identity, facts: int = OPEN_FACTS) -> Head:
     """The head, once the last `facts` facts have been verified. Raises JournalFault at the first that is wrong."""
-    query = f"SELECT {chain.COLUMNS} FROM event ORDER BY seq DESC LIMIT ?"
     try:
-        rows = db.execute(query, (facts + 1,)).fetchall()[::-1]
+        head, last = rows.tail(db, facts, chain.genesis(identity.id, identity.secret))
     except sqlite3.Error as error:
         raise database.damage(path, error) from None
-    head = chain.genesis(identity.id, identity.secret)
-    reason = None
-    if len(rows) > facts:
-        first = rows.pop(0)
-        reason = chain.type_fault_of(first)
-        head = chain.head_of(first)
-    for row in rows:
-        reason = reason or chain.fault_of(row, head)
-        if reason:
-            raise database.fault(path, f"its chain is broken at fact {row[0]}: {reason}", database.SALVAGE_STEP)
+    except rows.DamagedSegment as error:
+        reason = f"its chain is broken at fact {error.first}: {error}"
+        raise database.fault(path, reason, database.SALVAGE_STEP) from None
+    for row in last:
+        wrong = chain.fault_of(row, head)
+        if wrong is not None:
+            raise database.fault(path, f"its chain is broken at fact {row[0]}: {wrong}", database.SALVAGE_STEP)
         head = chain.head_of(row)
     return head
 
 
-def check_witness(db: sqlite3.Connection, path: Path, journal: bytes, head: Head) -> None:
+def check_witness(db: sqlite3.Connection, path: Path, identity: Identity, head: Head) -> None:
     """Raises JournalFault when the head file has seen more than the journal has, or something else.
 
     A missing or unreadable head file is logged; an empty journal need not have one.
@@ -53,7 +51,7 @@ def check_witness(db: sqlite3.Connection, path: Path, journal: bytes, head: Head
         return
     seen = headfile.read(data_dir)
     try:
-        reason = None if seen is None else witness_fault(db, journal, head, seen)
+        reason = None if seen is None else witness_fault(db, identity, head, seen)
     except sqlite3.Error as error:
         raise database.damage(path, error) from None
     if reason is not None:
@@ -64,10 +62,13 @@ def check_witness(db: sqlite3.Connection, path: Path, journal: bytes, head: Head
         raise database.fault(path, reason, step)
 
 
-def witness_fault(db: sqlite3.Connection, journal: bytes, head: Head, seen: headfile.Witness) -> str | None:
+def witness_fault(db: sqlite3.Connection, identity: Identity, head: Head, seen: headfile.Witness) -> str | None:
     """How a journal contradicts its head file, as half a sentence; None if it does not."""
-    row = db.execute("SELECT link FROM event WHERE seq = ?", (seen.head.seq,)).fetchone()
-    return headfile.fault_of(seen, journal, head.seq, row[0] if row else None)
+    try:
+        link = rows.link_at(db, seen.head.seq, chain.genesis(identity.id, identity.secret))
+    except rows.DamagedSegment as error:
+        return f"fact {error.first} cannot be read: {error}"
+    return headfile.fault_of(seen, identity.id, head.seq, link)
 
 
 def projections_fault(db: sqlite3.Connection) -> str | None:
@@ -75,16 +76,19 @@ def projections_fault(db: sqlite3.Connection) -> str | None:
 
     Counts rows, and looks up what the last facts must have left. Within a transaction.
     """
-    (head,) = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()
+    head = rows.head(db)
     turns, last_turn = db.execute("SELECT count(*), coalesce(max(accepted_seq), 0) FROM turn").fetchone()
     counted, last_use = db.execute("SELECT coalesce(sum(turns), 0), coalesce(max(last_seq), 0) FROM session").fetchone()
     if turns != counted:
         return f"table turn has {turns} rows, and the sessions count {counted}"
     if max(last_turn, last_use) > head:
         return f"a projection has gone to fact {max(last_turn, last_use)}, and the facts end at {head}"
-    tail = "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq > ? ORDER BY seq"
-    for row in db.execute(tail, (head - OPEN_FACTS,)).fetchall():
-        reason = _effect_fault(db, row)
+    try:
+        last = list(rows.facts(rows.find(db, head - OPEN_FACTS, head), rows.Unpacked()))
+    except rows.DamagedSegment:
+        return None  # proved elsewhere
+    for fact in last:
+        reason = _effect_fault(db, fact)
         if reason is not None:
             return reason
     return None
@@ -103,22 +107,23 @@ def prove(data_dir: Path) -> Head:
     with Reader.open(data_dir) as reader:
         with reader.transaction() as db:
             head = checked_head(db, reader.path, Identity(reader.id, reader.secret), QUICK_FACTS)
-            check_witness(db, reader.path, reader.id, head)
+            check_witness(db, reader.path, Identity(reader.id, reader.secret), head)
         check_projections(reader)
     return head
 
 
-def _effect_fault(db: sqlite3.Connection, row: tuple) -> str | None:
+def _effect_fault(db: sqlite3.Connection, fact: Bare) -> str | None:
     """What a fact should have left in table `turn` and did not."""
     try:
-        event = chain.recorded(*row).event
+        event = decode_body(fact.body)
     except (msgspec.MsgspecError, ValueError):
         return None  # proved elsewhere
     if not isinstance(event, RequestAccepted | ResponseFinished | ResponseFailed):
         return None
-    turn = db.execute("SELECT accepted_seq, finished_us FROM turn WHERE response = ?", (event.response,)).fetchone()
+    query = f"SELECT accepted_seq, finished_us FROM turn WHERE {BY_RESPONSE}"
+    turn = db.execute(query, (event.response, event.response)).fetchone()
     if isinstance(event, RequestAccepted):
-        return None if turn and turn[0] == row[0] else f"turn {event.response} of fact {row[0]} is missing"
+        return None if turn and turn[0] == fact.seq else f"turn {event.response} of fact {fact.seq} is missing"
     if turn is not None and turn[1] is None:
-        return f"turn {event.response} has no end, and fact {row[0]} tells it"
+        return f"turn {event.response} has no end, and fact {fact.seq} tells it"
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, database
+from zjournal.journal import chain, content, database, rows
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import (
     AnyEvent,
@@ -28,6 +28,8 @@ from zjournal.journal.events import (
     ServerStopped,
 )
 from zjournal.journal.projections import (
+    BY_RESPONSE,
+    BY_SESSION,
     DELETED,
     FAILED,
     RUNNING,
@@ -38,6 +40,7 @@ from zjournal.journal.projections import (
     session_of,
     turn_of,
 )
+from zjournal.journal.segments import Bare
 
 PAGE_FACTS = 2_000
 READ_S_MAX = 0.25  # no read transaction of ours is open longer, so that the log can be emptied in between
@@ -47,9 +50,8 @@ LIFE_SCAN_FACTS = 1_000_000  # facts from the end among which a start looks for 
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
 TURNS_PAGE = 1_000
+DIGESTS_PAGE = 500  # looked for in one statement
 FETCH_ROWS = 100  # between looks at the time
-
-_EVENT = "seq, time, body, payload, payload_sha"
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -101,6 +103,8 @@ class Reader:
         self._idle: list[sqlite3.Connection] = []
         self._idle_lock = threading.Lock()
         self._tenants: dict[str, Tenant] = {}  # by id; a tenant never changes
+        self._plains = content.Plains()
+        self._unpacked = rows.Unpacked()
         self._closed = False
         with self.transaction() as db:
             self.id, self.secret = database.identity(db, self.path)
@@ -152,7 +156,7 @@ class Reader:
     def head(self) -> int:
         """The number of the last committed fact; 0 in an empty journal."""
         with self.transaction() as db:
-            return db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+            return rows.head(db)
 
     def read(self, after: int = 0, limit: int = PAGE_FACTS, upto: int | None = None) -> list[Recorded]:
         """Facts after number `after`, none beyond `upto`, in order; [] at the end.
@@ -162,10 +166,8 @@ class Reader:
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
         with self.transaction() as db:
-            rows = some(
-                db.execute(f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", (after, last))
-            )
-        return [self._recorded(row) for row in rows]
+            found = rows.find(db, after, last, fetch=some)
+        return [self._recorded(bare) for bare in self._facts(found)]
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -182,10 +184,8 @@ class Reader:
         while at < turn.last_seq:
             upto = min(at + pace.rows, turn.last_seq)
             with pace, self.transaction() as db:
-                rows = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND instr(body, ?)", (at, upto, needle)
-                ).fetchall()
-            facts = (self._recorded(row) for row in rows)
+                lying = rows.find(db, at, upto, needle=needle)
+            facts = (self._recorded(bare) for bare in self._facts(lying) if needle in bare.body)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
         return found
@@ -205,11 +205,8 @@ class Reader:
         while seq > 1:
             low = max(seq - pace.rows, 1)
             with pace, self.transaction() as db:
-                rows = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq >= ? AND seq < ? AND tag = ? ORDER BY seq DESC",
-                    (low, seq, chain.TAGS[kind][0]),
-                ).fetchall()
-            yield from map(self._recorded, rows)
+                found = rows.find(db, low - 1, seq - 1, tags=(chain.TAGS[kind][0],))
+            yield from map(self._recorded, reversed(self._facts(found)))
             seq = low
 
     def unended_start(self) -> tuple[int, int] | None:
@@ -219,29 +216,33 @@ class Reader:
         """
         end = self.head
         floor = max(end - LIFE_SCAN_FACTS, 0)
-        names = [chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed)]
+        tags = tuple(chain.TAGS[kind][0] for kind in (ServerStarted, ServerStopped, ServerCrashed))
         pace = Pace()
         while end > floor:
             low = max(end - pace.rows, floor)
             with pace, self.transaction() as db:
-                row = db.execute(
-                    f"SELECT {_EVENT} FROM event WHERE seq > ? AND seq <= ? AND tag IN (?, ?, ?)"
-                    " ORDER BY seq DESC LIMIT 1",
-                    (low, end, *names),
-                ).fetchone()
-            if row is not None:
-                event = self._recorded(row).event
-                return (row[0], event.pid) if isinstance(event, ServerStarted) else None
+                found = rows.find(db, low, end, tags=tags)
+            if facts := self._facts(found):
+                last = self._recorded(facts[-1])
+                return (last.seq, last.event.pid) if isinstance(last.event, ServerStarted) else None
             end = low
         return (0, 0) if floor else None
 
-    def _recorded(self, row: tuple) -> Recorded:
+    def _facts(self, found: rows.Found) -> list[Bare]:
         try:
-            return chain.recorded(*row)
+            return list(rows.facts(found, self._unpacked))
+        except rows.DamagedSegment as error:
+            step = "run `zj journal verify`"
+            raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
+
+    def _recorded(self, bare: Bare) -> Recorded:
+        sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
+        try:
+            return chain.recorded(bare.seq, bare.time, bare.body, bare.payload, sha)
         except NewerEvent as error:
-            raise database.fault(self.path, f"fact {row[0]}: {error}", "use a newer zjournal") from None
+            raise database.fault(self.path, f"fact {bare.seq}: {error}", "use a newer zjournal") from None
         except msgspec.MsgspecError as error:
-            reason = f"fact {row[0]} cannot be read ({error})"
+            reason = f"fact {bare.seq} cannot be read ({error})"
             raise database.fault(self.path, reason, "run `zj journal verify`") from None
 
     # --- contents and tenants -------------------------------------------------------------------------
@@ -254,8 +255,8 @@ class Reader:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
         with self.transaction() as db:
-            size, data = content.stored(db, tenant, digest)
-        return content.opened(secret, digest, size, data)
+            stored = content.stored(db, tenant, digest, self._plains)
+        return content.opened(secret, digest, stored, self._plains)
 
     def tenant_name(self, tenant: str) -> str:
         """The name of the tenant of this id: a key's name. Raises JournalFault."""
@@ -275,15 +276,14 @@ class Reader:
 
     def turn(self, response: str) -> Turn | None:
         """The turn of this response id, whatever its tenant and status."""
-        return self._one_turn("response = ?", response)
+        return self._one_turn(BY_RESPONSE, response, response)
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
         found: list[Turn] = []
         after = 0
-        while page := self._turns(
-            "session = ? AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?", session, after, TURNS_PAGE
-        ):
+        where = f"{BY_SESSION} AND accepted_seq > ? ORDER BY accepted_seq LIMIT ?"
+        while page := self._turns(where, session, session, after, TURNS_PAGE):
             found += page
             after = page[-1].accepted_seq
         return found
@@ -297,12 +297,24 @@ class Reader:
 
         Failed, deleted and erased turns do not count; unstored ones do, and the caller decides.
         """
+        return self._find("history", tenant, digests)
+
+    def find_by_request(self, tenant: str, digests: Sequence[bytes]) -> Turn | None:
+        """The newest turn whose request alone had one of these histories, its output left out; else the same."""
+        return self._find("asked", tenant, digests)
+
+    def _find(self, column: str, tenant: str, digests: Sequence[bytes]) -> Turn | None:
         usable = f"erased = 0 AND status NOT IN ('{DELETED}', '{FAILED}')"
-        where = f"tenant = ? AND history = ? AND history != x'' AND {usable} ORDER BY accepted_seq DESC"
-        for digest in digests:
-            turn = self._one_turn(where, tenant, digest)
-            if turn is not None:
-                return turn
+        for at in range(0, len(digests), DIGESTS_PAGE):
+            page = digests[at : at + DIGESTS_PAGE]
+            marks = ", ".join("?" * len(page))
+            near = f"{column} != x'' AND substr({column}, 1, 6) IN ({marks})"  # as the index has it
+            where = f"{near} AND tenant = ? AND {usable} ORDER BY accepted_seq"
+            turns = self._turns(where, *(digest[:6] for digest in page), tenant)
+            newest = {getattr(turn, column): turn for turn in turns}
+            for digest in page:
+                if digest in newest:
+                    return newest[digest]
         return None
 
     def session(self, session: str) -> Session | None:
@@ -322,7 +334,13 @@ class Reader:
 
     def turns_named(self, prefix: str, limit: int = 2) -> list[Turn]:
         """Turns whose response id begins with `prefix`."""
-        return self._turns("response >= ? AND response < ? LIMIT ?", prefix, prefix + "\U0010ffff", limit)
+        end = prefix + "\U0010ffff"
+        near = "substr(response, 1, 25) >= substr(?, 1, 25) AND substr(response, 1, 25) < ?"  # as the index has it
+        return self._turns(f"{near} AND response >= ? AND response < ? LIMIT ?", prefix, end, prefix, end, limit)
+
+    def newest(self, session: str) -> Turn | None:
+        """The turn of a session that was accepted last."""
+        return self._one_turn(f"{BY_SESSION} ORDER BY accepted_seq DESC", session, session)
 
     def find_session(self, tenant: str, key: bytes) -> Session | None:
         """The newest session, not deleted, that a client of this tenant calls by this key (a digest)."""

@@ -18,7 +18,18 @@ from zjournal.errors import BadRequest, NotFound
 from zjournal.journal import retention
 from zjournal.journal.events import Fact, ResponseDeleted, SessionDeleted, SessionPinned, SessionUnpinned
 from zjournal.journal.log import Journal
-from zjournal.journal.projections import DELETED, SESSION_COLUMNS, TURN_COLUMNS, Session, Turn, session_of, turn_of
+from zjournal.journal.projections import (
+    BY_PARENT,
+    BY_RESPONSE,
+    BY_SESSION,
+    DELETED,
+    SESSION_COLUMNS,
+    TURN_COLUMNS,
+    Session,
+    Turn,
+    session_of,
+    turn_of,
+)
 from zjournal.journal.retention import CAUSE_DELETED, SWEEP_TURNS_MAX
 from zjournal.journal.transaction import Transaction
 
@@ -52,7 +63,7 @@ def remove_session(
             raise NotFound(f"there is no session {session}")
         if last_seq is not None and row.last_seq != last_seq:
             raise BadRequest(f"session {session} was used meanwhile")
-        own = _turns(tx, "session = ?", session)
+        own = _turns(tx, BY_SESSION, session)
         turns = _with_descendants(tx, own) if cascade else own
         facts = _hiding(tx, turns)
         tx.append([*facts, Fact(SessionDeleted(tenant=row.tenant, session=session, cause=cause))])
@@ -65,7 +76,7 @@ def remove_turn(journal: Journal, response: str, *, cascade: bool = False) -> Re
     """Removes one turn, stored or not; `cascade` takes all turns that continue it. As `remove_session`."""
 
     def hide(tx: Transaction) -> list[str]:
-        turns = _turns(tx, "response = ?", response)
+        turns = _turns(tx, BY_RESPONSE, response)
         if not turns or (turns[0].status == DELETED and not cascade):
             raise NotFound(f"there is no response {response}")
         turns = _with_descendants(tx, turns) if cascade else turns
@@ -117,11 +128,11 @@ def _in_order(tx: Transaction, responses: Sequence[str]) -> list[str]:
     """
     found: dict[str, int] = {}
     for response in responses:
-        (turn,) = _turns(tx, "response = ?", response)
+        (turn,) = _turns(tx, BY_RESPONSE, response)
         found[response] = turn.accepted_seq
     for response in responses:
-        (turn,) = _turns(tx, "response = ?", response)
-        while turn.parent and turn.parent not in found and (above := _turns(tx, "response = ?", turn.parent)):
+        (turn,) = _turns(tx, BY_RESPONSE, response)
+        while turn.parent and turn.parent not in found and (above := _turns(tx, BY_RESPONSE, turn.parent)):
             (turn,) = above
             if turn.erased or turn.status != DELETED:
                 break
@@ -147,7 +158,7 @@ def _with_descendants(tx: Transaction, turns: Sequence[Turn]) -> list[Turn]:
     found = {turn.response: turn for turn in turns}
     todo = list(found)
     while todo:
-        for child in _turns(tx, "parent = ? AND parent != ''", todo.pop()):
+        for child in _turns(tx, BY_PARENT, todo.pop()):
             if child.response not in found:
                 found[child.response] = child
                 todo.append(child.response)
@@ -161,6 +172,6 @@ def _session(tx: Transaction, session: str) -> Session | None:
 
 def _turns(tx: Transaction, where: str, value: str) -> list[Turn]:
     rows: Iterable[tuple] = tx.db.execute(
-        f"SELECT {TURN_COLUMNS} FROM turn WHERE {where} ORDER BY accepted_seq", (value,)
+        f"SELECT {TURN_COLUMNS} FROM turn WHERE {where} ORDER BY accepted_seq", (value, value)
     )
     return [turn_of(row) for row in rows]

@@ -12,10 +12,10 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from zjournal.journal import chain, content
-from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted
+from zjournal.journal import content
+from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
-from zjournal.journal.projections import DELETED, TURN_COLUMNS, Turn, turn_of
+from zjournal.journal.projections import BY_PARENT, BY_RESPONSE, DELETED, TURN_COLUMNS, Turn, turn_of
 from zjournal.journal.transaction import Transaction
 
 CAUSE_DELETED, CAUSE_UNSTORED = "deleted", "unstored"
@@ -68,7 +68,10 @@ def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
 
 def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
     # parent != '' is what the partial index asks for.
-    child = "SELECT 1 FROM turn AS child WHERE child.parent = turn.response AND child.parent != '' AND child.erased = 0"
+    child = (
+        "SELECT 1 FROM turn AS child WHERE child.parent != '' AND substr(child.parent, -8) = substr(turn.response, -8)"
+        " AND child.parent = turn.response AND child.erased = 0"
+    )
     childless = f"NOT EXISTS ({child})"
     with journal.transaction() as db:
         deleted = db.execute(
@@ -104,8 +107,8 @@ def _erase_upwards(tx: Transaction, response: str, cause: str) -> tuple[str, ...
 def _may_go(tx: Transaction, turn: Turn) -> bool:
     if turn.erased or turn.finished_us is None:
         return False
-    query = "SELECT 1 FROM turn WHERE parent = ? AND parent != '' AND erased = 0 LIMIT 1"
-    return tx.db.execute(query, (turn.response,)).fetchone() is None
+    query = f"SELECT 1 FROM turn WHERE {BY_PARENT} AND erased = 0 LIMIT 1"
+    return tx.db.execute(query, (turn.response, turn.response)).fetchone() is None
 
 
 def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
@@ -116,23 +119,19 @@ def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
 
 def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
     freed = 0
-    span = (turn.accepted_seq, turn.last_seq, turn.response.encode())
-    rows = tx.db.execute(
-        "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)", span
-    ).fetchall()
-    for row in rows:
-        fact = chain.recorded(*row)
+    needle = turn.response.encode()
+    for bare in tx.facts(turn.accepted_seq - 1, turn.last_seq):
         # The id may stand in another turn's fact as its parent.
-        if getattr(fact.event, "response", None) != turn.response:
+        if needle not in bare.body or getattr(decode_body(bare.body), "response", None) != turn.response:
             continue
-        if fact.payload:
-            tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
-            freed += chain.SALT_BYTES + len(fact.payload)
-        freed += content.drop(tx.db, content.references(fact.event))
+        if bare.payload is not None:
+            tx.erase_payloads([bare.seq])
+            freed += len(bare.payload)
+        freed += content.drop(tx.db, content.references(decode_body(bare.body)))
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
     return freed
 
 
 def _turn(tx: Transaction, response: str) -> Turn | None:
-    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE response = ?", (response,)).fetchone()
+    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone()
     return None if row is None else turn_of(row)

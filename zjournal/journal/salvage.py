@@ -15,15 +15,16 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from zjournal.errors import OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile
+from zjournal.journal import chain, content, database, datadir, headfile, segments
 from zjournal.journal.database import Identity
-from zjournal.journal.events import Fact, PayloadErased, RequestAccepted
+from zjournal.journal.events import Fact, PayloadErased, RequestAccepted, decode_body
 from zjournal.journal.log import Journal
-from zjournal.journal.projections import TURN_COLUMNS, turn_of
+from zjournal.journal.projections import BY_RESPONSE, TURN_COLUMNS, turn_of
 from zjournal.journal.transaction import Transaction
 from zjournal.journal.verify import verify
 
@@ -94,6 +95,17 @@ def salvage(data_dir: Path, out: Path) -> Salvaged:
     return msgspec.structs.replace(done, path=str(out))
 
 
+class _Content(NamedTuple):
+    """A content that is right: its row, and its bytes where it is no delta that can be copied as it is."""
+
+    id: int
+    digest: bytes
+    size: int
+    base: int | None
+    data: bytes
+    plain: bytes
+
+
 class _Source:
     """A damaged journal, read as far as that goes."""
 
@@ -111,14 +123,18 @@ class _Source:
             raise
         self._db.text_factory = lambda raw: raw.decode(errors="replace")
         self.witness = headfile.read(path.parent)
-        known = self._all("SELECT max(seq) FROM event")
-        self.last = max(known[0][0] or 0 if known else 0, self.witness.head.seq if self.witness else 0)
+        known = [self._all(query) for query in ("SELECT max(seq) FROM event", "SELECT max(last) FROM segment")]
+        self.sealed = known[1][0][0] or 0 if known[1] else 0
+        last = known[0][0][0] or 0 if known[0] else 0
+        self.last = max(last, self.sealed, self.witness.head.seq if self.witness else 0)
 
     def close(self) -> None:
         self._db.close()
 
     def facts(self, after: int = 0) -> Iterator[Row]:
-        """Every row of `event` behind number `after` that can be read, in order."""
+        """Every fact behind number `after` that can be read, in order."""
+        yield from (row for row in self._sealed_facts(after) if row[0] > after)
+        after = max(after, self.sealed)
         while True:
             page = self._all(
                 f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq", after, after + PAGE
@@ -130,6 +146,21 @@ class _Source:
             unknown = page == [] and after >= self.last + UNREADABLE_MAX
             if unknown or (after >= self.last > 0 and not page):
                 return
+
+    def _sealed_facts(self, after: int) -> Iterator[Row]:
+        """The rows of segments that are what the link after them says; a segment that is not has none."""
+        query = "SELECT first, last, link, data FROM segment WHERE last > ? ORDER BY last LIMIT 1"
+        while found := self._all(query, after):
+            first, last, link, data = found[0]
+            after = last
+            before = self._all("SELECT link FROM segment WHERE last = ?", first - 1)
+            start = before[0][0] if before else chain.genesis(self.identity.id, self.identity.secret).link
+            try:
+                rows = segments.linked(segments.unpack(data, first, last), start)
+            except (ValueError, TypeError):
+                continue
+            if rows[-1][-1] == link:
+                yield from rows
 
     def _fact(self, seq: int) -> list[Row]:
         return self._all(f"SELECT {chain.COLUMNS} FROM event WHERE seq = ?", seq) or []
@@ -146,24 +177,31 @@ class _Source:
                 found[row[0]] = row
         return found
 
-    def contents(self, wanted: dict[bytes, bytes]) -> Iterator[tuple[bytes, str, int, bytes]]:
-        """The contents of `wanted` (digest -> secret of the tenant) whose bytes are right: digest, tenant, size, data.
+    def contents(self, wanted: dict[bytes, bytes]) -> Iterator[_Content]:
+        """The contents of `wanted` (digest -> secret of the tenant) whose bytes are right, each behind its base.
 
         Those that the index does not lead to are looked for in the table itself.
         """
+        by_index = "SELECT id FROM content WHERE substr(digest, 1, 8) = substr(?, 1, 8) AND +digest = ?"
+        numbers = {row[0] for digest in wanted for row in self._all(by_index, digest, digest) or []}
+        if len(numbers) < len(wanted):
+            ends = self._all("SELECT max(id) FROM content")
+            numbers.update(range(1, (ends[0][0] or 0) + 1 if ends else 1))
+        plains = content.Plains(content.CONTENT_BYTES_MAX)
         missing = dict(wanted)
-        query = "SELECT digest, tenant, size, data FROM content WHERE "
-        for digest in wanted:
-            for row in self._all(query + "digest = ?", digest) or []:
-                if _right(row, missing):
-                    del missing[row[0]]
-                    yield row
-        ends = self._all("SELECT max(rowid) FROM content") if missing else None
-        for rowid in range(1, (ends[0][0] or 0) + 1 if ends else 1):
-            for row in self._all(query + "rowid = ?", rowid) or []:
-                if _right(row, missing):
-                    del missing[row[0]]
-                    yield row
+        for number in sorted(numbers):
+            for row in self._all("SELECT id, digest, size, base, data FROM content WHERE id = ?", number) or []:
+                secret = missing.get(row[1]) if isinstance(row[1], bytes) else None
+                if secret is not None and self._right(row, secret, plains):
+                    del missing[row[1]]
+                    number, digest, size, base, data = row
+                    yield _Content(number, digest, size, base, data, plains.get(digest) or b"")
+
+    def _right(self, row: Row, secret: bytes, plains: content.Plains) -> bool:
+        try:
+            return content.fault_of(self._db, row, secret, plains) is None  # type: ignore[arg-type]
+        except (sqlite3.Error, OverflowError):
+            return False
 
     def _all(self, query: str, *values: object) -> list[Row] | None:
         """The rows; None if they cannot be read."""
@@ -171,12 +209,6 @@ class _Source:
             return self._db.execute(query, values).fetchall()
         except (sqlite3.Error, OverflowError):
             return None
-
-
-def _right(row: Row, missing: dict[bytes, bytes]) -> bool:
-    digest, _, size, data = row
-    secret = missing.get(digest) if isinstance(digest, bytes) else None
-    return secret is not None and content.fault_of(secret, digest, size, data) is None
 
 
 class _Walk:
@@ -283,30 +315,35 @@ def _copy_contents(
     for digests in walk.held.values():
         refs.update(digests)
     wanted = {digest: tenants[walk.owner[digest]][2] for digest in refs if walk.owner[digest] in tenants}
-    insert = "INSERT INTO content (digest, tenant, size, refs, data) VALUES (?, ?, ?, ?, ?)"
+    insert = "INSERT INTO content (id, digest, tenant, size, refs, base, depth, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    depths: dict[int, int] = {}  # of what was copied, by its number, which it keeps
     found: set[bytes] = set()
-    for digest, _, size, data in source.contents(wanted):
-        db.execute(insert, (digest, walk.owner[digest], size, refs[digest], data))
-        found.add(digest)
+    for right in source.contents(wanted):
+        base, data = right.base, right.data
+        if base is not None and base not in depths:  # its base was not wanted: it stands by itself from now on
+            base, data = None, content.Packer().pack(right.plain)
+        depths[right.id] = 0 if base is None else depths[base] + 1
+        owner = walk.owner[right.digest]
+        db.execute(
+            insert, (right.id, right.digest, owner, right.size, refs[right.digest], base, depths[right.id], data)
+        )
+        found.add(right.digest)
     return set(refs) - found, len(found)
 
 
 def _erase(tx: Transaction, response: str) -> None:
     """Erases what is left of a turn that lost content; `response` "": the contents of facts that belong to no turn."""
-    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE response = ?", (response,)).fetchone()
+    row = tx.db.execute(f"SELECT {TURN_COLUMNS} FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone()
     turn = turn_of(row) if row else None
-    span = (turn.accepted_seq, turn.last_seq) if turn else (1, tx.head.seq)
-    query = "SELECT seq, time, body, payload, payload_sha FROM event WHERE seq BETWEEN ? AND ? AND instr(body, ?)"
+    span = (turn.accepted_seq - 1, turn.last_seq) if turn else (0, tx.head.seq)
     tenant = turn.tenant if turn else ""
-    for found in tx.db.execute(query, (*span, response.encode())).fetchall():
-        fact = chain.recorded(*found)
-        if getattr(fact.event, "response", "") != response:
+    for found in tx.facts(*span):
+        event = decode_body(found.body)
+        if getattr(event, "response", "") != response:
             continue
-        tenant = tenant or fact.event.tenant
-        tx.db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (fact.seq,))
-        for digest in content.references(fact.event):
-            tx.db.execute("UPDATE content SET refs = refs - 1 WHERE digest = ?", (digest,))
-            tx.db.execute("DELETE FROM content WHERE digest = ? AND refs = 0", (digest,))
+        tenant = tenant or event.tenant
+        tx.erase_payloads([found.seq])
+        content.drop(tx.db, [digest for digest in content.references(event) if content.there(tx.db, digest)])
     tx.append([Fact(PayloadErased(tenant=tenant, response=response, cause=CAUSE_LOST))])
 
 
@@ -347,5 +384,7 @@ def _link(source: _Source, walk: _Walk) -> bytes | None:
     assert source.witness is not None
     if source.witness.head.seq == walk.head.seq:
         return walk.head.link
-    rows = source._fact(source.witness.head.seq)
-    return rows[0][7] if rows and source.witness.head.seq < walk.head.seq else None
+    if source.witness.head.seq > walk.head.seq:
+        return None
+    row = next(source.facts(source.witness.head.seq - 1), None)
+    return row[7] if row is not None and row[0] == source.witness.head.seq else None

@@ -10,11 +10,12 @@ import heapq
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
-from zjournal.journal import content, database
+from zjournal.journal import content, database, rows
 from zjournal.journal.events import AnyEvent, RequestAccepted, SessionOpened, decode_body
 from zjournal.journal.reader import Reader
 
@@ -59,7 +60,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     wal_bytes: int
     free_bytes: int
     rest_bytes: int
-    rows: dict[str, int]  # by table
+    rows: dict[str, int]  # by table; facts in a segment are one row
     facts: dict[str, Kind]  # by tag and version, the most bytes first
     contents: dict[str, Kind]  # by the field that named it first, the most bytes first
     largest: tuple[SessionSize, ...]
@@ -86,12 +87,12 @@ class _Count:
 def stats(reader: Reader) -> Stats:
     """Counts the whole journal as it is now. Raises JournalFault."""
     with reader.transaction() as db:
-        rows = {
+        counts = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("content", "turn", "session", "tenant")
+            for name in ("segment", "content", "turn", "session", "tenant")
         }
         # Facts are numbered without gaps; counting a million of them would hold the log for a quarter of a second.
-        rows["event"] = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+        counts["event"] = rows.head(db) - rows.sealed(db)
         page_bytes, pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
         )
@@ -105,7 +106,7 @@ def stats(reader: Reader) -> Stats:
         wal_bytes=_size(reader.path.with_name(reader.path.name + "-wal")),
         free_bytes=page_bytes * free,
         rest_bytes=max(page_bytes * (pages - free) - used, 0),
-        rows=rows,
+        rows=counts,
         facts=_largest_first(count.facts),
         contents=_largest_first(count.contents),
         largest=tuple(
@@ -118,19 +119,37 @@ def stats(reader: Reader) -> Stats:
 def _pages(reader: Reader, count: _Count) -> Iterator[int]:
     """Counts page by page; yields the last number of each."""
     head, at = reader.head, 0
+    unpacked = rows.Unpacked()
     while at < head:
         upto = min(at + PAGE_ROWS, head)
         with reader.transaction() as db:
-            named = _count_facts(reader, db.execute(_PAGE, (at, upto)).fetchall(), count)
+            try:
+                page = [*_sealed(db, at, upto, unpacked), *db.execute(_PAGE, (at, upto))]
+            except rows.DamagedSegment as error:
+                step = "run `zj journal verify`"
+                raise database.fault(reader.path, f"fact {error.first} cannot be read: {error}", step) from None
+            named = _count_facts(reader, page, count)
             _count_contents(db, named, count)
         at = upto
         yield at
 
 
-def _count_facts(reader: Reader, rows: Sequence[tuple], count: _Count) -> dict[bytes, tuple[str, str]]:
+def _sealed(db: sqlite3.Connection, after: int, upto: int, unpacked: rows.Unpacked) -> Iterator[tuple]:
+    """Facts in segments as those of `_PAGE`. Each has its share of its segment's bytes, by its bytes before packing."""
+    query = "SELECT first, last, data FROM segment WHERE last > ? AND first <= ? ORDER BY last"
+    for first, last, data in db.execute(query, (after, upto)).fetchall():
+        facts = unpacked.facts(first, last, data)
+        ends = [0, *accumulate(len(fact.body) + len(fact.payload or b"") for fact in facts)]
+        for fact, start, end in zip(facts, ends, ends[1:], strict=False):
+            if after < fact.seq <= upto:
+                share = len(data) * end // ends[-1] - len(data) * start // ends[-1]
+                yield fact.seq, f"{fact.tag}.{fact.version}", fact.body, share
+
+
+def _count_facts(reader: Reader, page: Sequence[tuple], count: _Count) -> dict[bytes, tuple[str, str]]:
     """Counts facts; gives the contents that they name for the first time: digest -> field, session."""
     named: dict[bytes, tuple[str, str]] = {}
-    for seq, tag, body, size in rows:
+    for seq, tag, body, size in page:
         try:
             event = decode_body(body)
         except msgspec.MsgspecError as error:
@@ -154,8 +173,8 @@ def _count_contents(db: sqlite3.Connection, named: dict[bytes, tuple[str, str]],
     for first in range(0, len(digests), DIGESTS_AT_ONCE):
         some = digests[first : first + DIGESTS_AT_ONCE]
         marks = ", ".join("?" * len(some))
-        query = f"SELECT digest, length(data), size FROM content WHERE digest IN ({marks})"
-        for digest, stored, plain in db.execute(query, some):
+        query = f"SELECT digest, length(data), size FROM content WHERE substr(digest, 1, 8) IN ({marks})"
+        for digest, stored, plain in db.execute(query, [digest[:8] for digest in some]):
             field, session = named[digest]
             count.contents[field].add(stored, plain)
             if session:

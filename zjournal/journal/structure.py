@@ -7,19 +7,21 @@ trees themselves are read by whoever walks facts and contents.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from zjournal.journal.reader import Pace, Reader
 
+_CALL = re.compile(r"\bsubstr\(")  # the only function in them
 TABLES = ("content", "session", "turn")  # those with indexes; the few rows of the others are read whole
 
 
 class _Index(NamedTuple):
     table: str
     name: str
-    columns: tuple[str, ...]
+    terms: tuple[str, ...]  # columns, and expressions in which `{row}` stands before each column
     where: str  # of a partial index, else "1"
 
 
@@ -52,16 +54,20 @@ def paged_fault(reader: Reader) -> str | None:
 
 def _indexes(db: sqlite3.Connection, table: str) -> Iterator[_Index]:
     for _, name, _, _, partial in db.execute(f"PRAGMA index_list({table})").fetchall():
-        columns = tuple(row[2] for row in db.execute(f"PRAGMA index_info('{name}')"))
+        columns = [row[2] for row in db.execute(f"PRAGMA index_info('{name}')")]
+        (sql,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
         where = "1"
         if partial:
-            (sql,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
-            where = sql.split(" WHERE ", 1)[1]
-        yield _Index(table, name, columns, where)
+            sql, where = sql.split(" WHERE ", 1)
+        if None in columns:  # an expression; our indexes have no more than one
+            terms: tuple[str, ...] = (_CALL.sub("substr({row}.", sql[sql.index("(") + 1 : sql.rindex(")")]),)
+        else:
+            terms = tuple(f"{{row}}.{column}" for column in columns)
+        yield _Index(table, name, terms, where)
 
 
 def _unknown_row(index: _Index) -> str:
-    same = " AND ".join(f"b.{column} IS a.{column}" for column in index.columns)
+    same = " AND ".join(f"{term.format(row='b')} IS {term.format(row='a')}" for term in index.terms)
     known = (
         f"SELECT 1 FROM {index.table} AS b INDEXED BY {index.name}"
         f" WHERE {same} AND b.rowid = a.rowid AND ({index.where})"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from zjournal.journal import chain, content
+from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
-from zjournal.journal.events import Fact, Recorded, RequestAccepted, encode_body
-from zjournal.journal.projections import effects
+from zjournal.journal.events import AnyEvent, Fact, Recorded, RequestAccepted, encode_body
+from zjournal.journal.projections import BY_RESPONSE, effects
+from zjournal.journal.segments import Bare
 
 _INSERT = f"INSERT INTO event ({chain.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -30,8 +31,9 @@ class Transaction:
         db: sqlite3.Connection,
         head: Head,
         packer: content.Packer,
+        plains: content.Plains,
         secret_of: Callable[[str], bytes | None],
-        entropy: Callable[[int], bytes],
+        salt_of: Callable[[AnyEvent], bytes],
         now: int,
     ) -> None:
         self.db = db
@@ -39,10 +41,13 @@ class Transaction:
         self.now = now  # microseconds
         self.recorded: list[Recorded] = []
         self._packer = packer
+        self._plains = plains
         self._secret_of = secret_of
-        self._entropy = entropy
+        self._salt_of = salt_of
         self._rows: list[chain.Row] = []
         self._folded = 0  # this many of `recorded` are in the tables
+        self._gone: set[int] = set()
+        self._unpacked = rows.Unpacked()
 
     def append(self, facts: Sequence[Fact]) -> int:
         """Appends and folds at once, so that what follows in this transaction sees it. Returns the last number."""
@@ -54,9 +59,6 @@ class Transaction:
         """Chains facts and stores their contents; the rows wait for `flush`. `now` in microseconds."""
         seq, previous, last = self.head.seq, self.head.link, self.head.time
         time = max(now, last)
-        # One draw for all salts.
-        salts = self._entropy(chain.SALT_BYTES * sum(1 for fact in facts if fact.payload))
-        salted = 0
         for fact in facts:
             seq += 1
             tag, version = TAGS[type(fact.event)]
@@ -65,25 +67,38 @@ class Transaction:
             payload = payload_sha = None
             if fact.payload:
                 assert len(fact.payload) <= chain.PAYLOAD_BYTES_MAX, len(fact.payload)
-                payload = salts[salted : salted + chain.SALT_BYTES] + fact.payload
+                payload = self._salt_of(fact.event) + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
-                salted += chain.SALT_BYTES
             if isinstance(fact.event, RequestAccepted):
                 self._check_place(fact.event)
             if fact.contents or content.references(fact.event):
-                content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant))
+                content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant), self._plains)
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
             self._rows.append((seq, time, tag, version, body, payload, payload_sha, previous))
             self.recorded.append(Recorded(seq, time, fact.event, fact.payload))
         self.head = Head(seq, previous, time)
 
+    def facts(self, after: int, upto: int) -> list[Bare]:
+        """The facts from `after` to `upto` as they lie in the journal, those of this transaction included."""
+        return list(rows.facts(rows.find(self.db, after, upto), self._unpacked))
+
+    def erase_payloads(self, numbers: Iterable[int]) -> None:
+        """Takes the payloads of these facts away before the end of the transaction: of many facts at once."""
+        self._gone.update(numbers)
+
     def _check_place(self, accepted: RequestAccepted) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
-        parent = "SELECT 1 FROM turn WHERE response = ? AND erased = 1"
+        parent = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 1"
+        if accepted.parent and self.db.execute(parent, (accepted.parent, accepted.parent)).fetchone():
+            raise ParentErased(accepted.parent)
         session = "SELECT 1 FROM session WHERE session = ? AND deleted = 1"
-        for query, name in ((parent, accepted.parent), (session, accepted.session)):
-            if name and self.db.execute(query, (name,)).fetchone():
-                raise ParentErased(name)
+        if accepted.session and self.db.execute(session, (accepted.session,)).fetchone():
+            raise ParentErased(accepted.session)
+
+    def finish(self) -> None:
+        """What is left to do before the commit."""
+        self.flush()
+        rows.erase_payloads(self.db, self._gone)
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""

@@ -18,15 +18,14 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, datadir, headfile, structure
+from zjournal.journal import chain, content, datadir, headfile, rows, structure
 from zjournal.journal.chain import Head
 from zjournal.journal.events import NewerEvent, PayloadErased, Recorded, tag_of
-from zjournal.journal.projections import SESSION_COLUMNS, TURN_COLUMNS, effects
+from zjournal.journal.projections import INDEXES, SESSION_COLUMNS, TURN_COLUMNS, effects
 from zjournal.journal.reader import PAGE_FACTS, Reader, some
 
-CONTENTS_PAGE = 100
+CONTENTS_PAGE = 50  # proved in one read transaction
 ROWS_PAGE = 1_000
-_SEQ_MAX = (1 << 63) - 1
 
 Progress = Callable[[int, int], None]
 
@@ -156,9 +155,9 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
     if structure_fault:
         raise _Broken("file", structure_fault)
     with _lenient(reader) as db:
-        total = sum(db.execute(f"SELECT coalesce(max(rowid), 0) FROM {table}").fetchone()[0] for table in _COUNTED)
-    while rows := _page(reader, walk.head):
-        _fold(walk, rows)
+        total = rows.head(db) + db.execute("SELECT coalesce(max(id), 0) FROM content").fetchone()[0]
+    while page := _page(reader, walk.head):
+        _fold(walk, page)
         progress(walk.head.seq, max(total, walk.head.seq))
     walk.finish()
     secrets = _tenants(reader)
@@ -187,27 +186,25 @@ def _lenient(reader: Reader) -> Iterator[sqlite3.Connection]:
             db.text_factory = str
 
 
-_COUNTED = ("event", "content")
-_HEAD_QUERY = "SELECT coalesce(max(seq), 0) FROM event"
-
-
 def _page(reader: Reader, head: Head, upto: int | None = None) -> list[chain.Row]:
-    query = f"SELECT {chain.COLUMNS} FROM event WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT {PAGE_FACTS}"
     with _lenient(reader) as db:
-        return some(db.execute(query, (head.seq, _SEQ_MAX if upto is None else upto)))
+        try:
+            return rows.page(db, head, PAGE_FACTS, rows.SEQ_MAX if upto is None else upto, fetch=some)
+        except rows.DamagedSegment as error:
+            raise _Broken("event", str(error), error.first) from None
 
 
 def _catch_up(reader: Reader, walk: _Walk, upto: int) -> None:
     """Folds the facts up to the head at which a page was read, and none beyond it."""
     while walk.head.seq < upto:
-        rows = _page(reader, walk.head, upto)
-        if not rows:
+        page = _page(reader, walk.head, upto)
+        if not page:
             raise _Broken("event", f"facts {walk.head.seq + 1} to {upto} are missing")
-        _fold(walk, rows)
+        _fold(walk, page)
 
 
-def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
-    facts = [walk.take(row) for row in rows]
+def _fold(walk: _Walk, page: list[chain.Row]) -> None:
+    facts = [walk.take(row) for row in page]
     try:
         for sql, values in effects(facts):
             walk.fold.execute(sql, values)
@@ -218,8 +215,8 @@ def _fold(walk: _Walk, rows: list[chain.Row]) -> None:
 def _tenants(reader: Reader) -> dict[str, bytes]:
     secrets = {}
     with _lenient(reader) as db:
-        rows = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
-    for tenant, name, secret, seal in rows:
+        tenants = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
+    for tenant, name, secret, seal in tenants:
         try:
             right = hmac.compare_digest(chain.tenant_seal(reader.secret, tenant, name, secret), seal)
         except (AttributeError, TypeError):
@@ -233,22 +230,24 @@ def _tenants(reader: Reader) -> dict[str, bytes]:
 def _contents(reader: Reader, secrets: dict[str, bytes]) -> Iterator[bytes]:
     """Proves every content row; yields its digest."""
     after = 0
+    plains = content.Plains()
     while True:
         with _lenient(reader) as db:
-            query = "SELECT rowid, digest, tenant, size, data FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = some(db.execute(query, (after, CONTENTS_PAGE)))
-        if not rows:
+            query = "SELECT id, digest, tenant, size, base, data FROM content WHERE id > ? ORDER BY id LIMIT ?"
+            page = some(db.execute(query, (after, CONTENTS_PAGE)))
+            for row, digest, tenant, size, base, data in page:
+                if not isinstance(digest, bytes):
+                    raise _Broken("content", f"content {digest!r} has no digest for a name")
+                if tenant not in secrets:
+                    raise _Broken("content", f"content {digest.hex()} belongs to no tenant")
+                # In the same transaction, for an erasure may store it as a delta to another one.
+                reason = content.fault_of(db, (row, digest, size, base, data), secrets[tenant], plains)
+                if reason:
+                    raise _Broken("content", f"content {digest.hex()}: {reason}")
+        if not page:
             return
-        after = rows[-1][0]
-        for _, digest, tenant, size, data in rows:
-            if not isinstance(digest, bytes):
-                raise _Broken("content", f"content {digest!r} has no digest for a name")
-            if tenant not in secrets:
-                raise _Broken("content", f"content {digest.hex()} belongs to no tenant")
-            reason = content.fault_of(secrets[tenant], digest, size, data)
-            if reason:
-                raise _Broken("content", f"content {digest.hex()}: {reason}")
-            yield digest
+        after = page[-1][0]
+        yield from (row[1] for row in page)
 
 
 def _compare_payloads(walk: _Walk) -> None:
@@ -262,20 +261,20 @@ def _compare_references(reader: Reader, walk: _Walk) -> None:
     after = 0
     while True:
         with _lenient(reader) as db:
-            (head,) = db.execute(_HEAD_QUERY).fetchone()
-            query = "SELECT rowid, digest, refs FROM content WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = db.execute(query, (after, ROWS_PAGE)).fetchall()
+            head = rows.head(db)
+            query = "SELECT id, digest, refs FROM content WHERE id > ? ORDER BY id LIMIT ?"
+            page = db.execute(query, (after, ROWS_PAGE)).fetchall()
         _catch_up(reader, walk, head)
-        for after, digest, refs in rows:  # noqa: B007
+        for after, digest, refs in page:  # noqa: B007
             seen.add(digest)
             if walk.wanted[digest] != refs:
                 raise _Broken("content", f"content {digest.hex()}: its reference count {refs} is not that of the facts")
-        if not rows:
+        if not page:
             break
     for digest in [digest for digest, refs in walk.wanted.items() if refs and digest not in seen]:
         with _lenient(reader) as db:  # it may be newer than the page it would stand in
-            (head,) = db.execute(_HEAD_QUERY).fetchone()
-            there = db.execute("SELECT 1 FROM content WHERE digest = ?", (digest,)).fetchone()
+            head = rows.head(db)
+            there = content.there(db, digest)
         _catch_up(reader, walk, head)
         if not there and walk.wanted[digest]:
             raise _Broken("content", f"content {digest.hex()} is missing: facts refer to it")
@@ -288,17 +287,17 @@ def _compare_rows(reader: Reader, walk: _Walk, table: str, columns: str) -> int:
     count = after = 0
     while True:
         with _lenient(reader) as db:
-            (head,) = db.execute(_HEAD_QUERY).fetchone()
-            rows = db.execute(query, (after,)).fetchall()
+            head = rows.head(db)
+            page = db.execute(query, (after,)).fetchall()
         _catch_up(reader, walk, head)
-        for row, right in zip_longest(rows, walk.fold.execute(query, (after,)).fetchall()):
+        for row, right in zip_longest(page, walk.fold.execute(query, (after,)).fetchall()):
             if row is None:
                 raise _Broken(table, f"{table} {right[1]} is missing")
             _compare_row(table, names, row, right)
-        count += len(rows)
-        if len(rows) < ROWS_PAGE:
+        count += len(page)
+        if len(page) < ROWS_PAGE:
             return count
-        after = rows[-1][0]
+        after = page[-1][0]
 
 
 def _compare_row(table: str, names: list[str], row: tuple, right: tuple | None) -> None:
@@ -319,6 +318,7 @@ def _empty_projections() -> sqlite3.Connection:
         " opened_us INTEGER, turns INTEGER, last_seq INTEGER, last_us INTEGER, pinned INTEGER, deleted INTEGER)"
     )
     fold.execute(f"CREATE TABLE turn ({TURN_COLUMNS.replace('accepted_seq', 'accepted_seq INTEGER PRIMARY KEY', 1)})")
-    fold.execute("CREATE UNIQUE INDEX turn_response ON turn (response)")
+    for index in INDEXES:
+        fold.execute(index)
     fold.execute("BEGIN")
     return fold

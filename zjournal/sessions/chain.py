@@ -1,15 +1,16 @@
 """Chains: which turn a request continues, in which session, and with which earlier items.
 
-A turn's parent is `previous_response_id`, else the turn whose history (items and output) is the longest
-prefix of the items that the client resent. Either way, what this server said earlier is replayed as the
-tokens it sampled, found by response id or by the digest of what the client saw; where a client changed a
-text, no digest matches and the client's value stands.
+A turn's parent is `previous_response_id`, else the turn whose history (items and output, or where the client changed
+that output the items alone) is the longest prefix of the items that the client resent. Either way, what this server
+said earlier is replayed as the tokens it sampled, found by response id or by the digest of what the client saw; where
+a client changed a text, no digest matches and the client's value stands.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -23,13 +24,17 @@ from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import follow, identity
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.memory import Memory
+from zjournal.sessions.records import Records
 
 CACHED_BYTES_MAX = 16 << 20  # of texts and token ids of recent turns, about
 TURN_BYTES = 1_000  # of a remembered turn beside its texts and token ids, about
 CHAIN_TURNS_MAX = 10_000
+OPENING_ITEMS = 2  # by which a new conversation finds one that began alike
+OPENINGS_BYTES_MAX = 1 << 20
+OPENING_BYTES = 200  # of a remembered one, about
 
-_decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
-encode_items = msgspec.msgpack.Encoder().encode
+Decoders = Mapping[str, Callable[[bytes], Sequence[ask.Item]]]  # protocol to what reads the items of a body
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,29 +46,35 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[ask.Item, ...]  # everything the prompt is made of, earlier outputs as Output
     new: tuple[ask.Item, ...]  # those of the request that its parent's history does not hold
     history: bytes  # rolling digest after all items
+    base: bytes = b""  # digest of the record that this one's repeats most of, as far as is known
+    openings: tuple[str, ...] = ()  # names for how the conversation begins
+
+    def outputs(self, response: str) -> Sequence[int]:
+        """The ids of an earlier output among the items; none if it is not there."""
+        found = (item for item in self.items if isinstance(item, ask.Output) and item.response == response)
+        output = next(found, None)
+        return () if output is None else wire.unpack_ids(output.tokens)
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """One turn that has ended: what it continued, what it brought, what it answered."""
+    """One turn that has ended: what it continued, and what it answered."""
 
     previous: str
-    items: tuple[ask.Item, ...]
     output: tuple[ask.Item, ...]
 
-    @property
-    def size(self) -> int:
-        """About how many bytes it takes to remember this turn."""
-        return TURN_BYTES + sum(_size(item) for item in self.items + self.output)
 
-
-def _size(item: ask.Item) -> int:
-    match item:
-        case ask.Output():
-            return len(item.tokens) + sum(map(_size, item.items))
-        case ask.Call():
-            return len(item.arguments)
-        case _:
-            return sum(len(part.text) for part in item.parts)
+def _size(items: Sequence[ask.Item]) -> int:
+    """About how many bytes it takes to remember these."""
+    size = TURN_BYTES
+    for item in items:
+        match item:
+            case ask.Output():
+                size += len(item.tokens) + _size(item.items)
+            case ask.Call():
+                size += len(item.arguments)
+            case _:
+                size += sum(len(part.text) for part in item.parts)
+    return size
 
 
 class _Stops(msgspec.Struct):
@@ -76,7 +87,7 @@ _decode_stops = msgspec.json.Decoder(_Stops).decode
 
 
 class Chains:
-    """Reads chains from the journal; remembers recent outputs, which never change."""
+    """Reads chains from the journal; remembers recent turns, which never change."""
 
     def __init__(
         self,
@@ -87,17 +98,21 @@ class Chains:
         tokenizer: Tokenizer,
         dialect: Dialect,
         end_tokens: frozenset[int],
+        decoders: Decoders,
     ) -> None:
         """`secret` is the journal's, for digests that nobody can guess back; `vocabulary` the digest of today's."""
         self._journal = journal
         self._secret = secret
         self._makers = makers
+        self._records = Records(journal, makers)
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._end_tokens = end_tokens
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._known_bytes = 0
+        self._decoders = decoders
+        self._known: Memory[_Known] = Memory(CACHED_BYTES_MAX // 2)
+        self._items: Memory[tuple[ask.Item, ...]] = Memory(CACHED_BYTES_MAX // 2)
+        self._openings: Memory[bytes] = Memory(OPENINGS_BYTES_MAX)
 
     def place(self, request: ask.Ask, tenant: str) -> Place:
         """Resolves a request. Raises PreviousResponseNotFound, or BadRequest for a turn that cannot be continued.
@@ -106,16 +121,16 @@ class Chains:
         """
         key = self._key(request, tenant)
         start = identity.history_start(self._secret)
+        alike: Turn | None = None
         if request.previous is not None:
-            ancestors = self._ancestors(request.previous, tenant)
-            earlier = tuple(item for turn in ancestors for item in turn.items + turn.output)
-            items, parent = earlier + request.items, self._journal.turn(request.previous)
+            items, parent = self._continued(request, request.previous, tenant)
             new = request.items
         else:
-            items, parent, known = self._recognise(request.items, start, tenant)
+            items, parent, known, alike = self._recognise(request.items, start, tenant)
             new = request.items[known:]
         named = self._journal.find_session(tenant, key) if key else None
         session = named.session if named else parent.session if parent and not key else ""
+        openings = tuple(f"{tenant} {identity.history_step(start, item).hex()}" for item in items[:OPENING_ITEMS])
         return Place(
             session=session,
             session_key=key,
@@ -123,22 +138,44 @@ class Chains:
             items=items,
             new=new,
             history=identity.history(start, items),
+            base=self._base(alike or parent, session, openings),
+            openings=openings,
         )
+
+    def accepted(self, place: Place, record: bytes) -> None:
+        """Remembers the record of a request, for conversations that begin alike."""
+        for opening in place.openings:
+            self._openings.put(opening, record, OPENING_BYTES)
 
     def forget(self, response: str) -> None:
         """Drops what is remembered of a response that was deleted."""
-        known = self._known.pop(response, None)
-        if known is not None:
-            self._known_bytes -= known.size
+        self._known.forget(response)
+        self._items.forget(response)
+        self._records.forget(response)
 
     def _key(self, request: ask.Ask, tenant: str) -> bytes:
         if request.session_key is None:
             return b""
         return hmac.digest(self._secret, f"session\0{tenant}\0{request.session_key}".encode(), "sha256")
 
-    def _ancestors(self, response: str, tenant: str) -> list[_Known]:
+    def _base(self, turn: Turn | None, session: str, openings: tuple[str, ...]) -> bytes:
+        """The record to store the new one in terms of: a relative's, else one of the same session or beginning."""
+        if turn is None and session:
+            turn = self._journal.newest(session)
+        if turn is not None and not turn.erased:
+            return self._records.accepted(turn).record
+        return next((found for opening in openings[::-1] if (found := self._openings.get(opening))), b"")
+
+    def _continued(self, request: ask.Ask, previous: str, tenant: str) -> tuple[tuple[ask.Item, ...], Turn | None]:
+        """The items of a request that continues a response by its id, and that response's turn."""
+        earlier: list[ask.Item] = []
+        for turn in self._ancestors(previous, tenant):
+            earlier += self._items_of(turn) + self._turn(turn).output
+        return (*earlier, *request.items), self._journal.turn(previous)
+
+    def _ancestors(self, response: str, tenant: str) -> list[Turn]:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
-        turns: list[_Known] = []
+        turns: list[Turn] = []
         wanted = response
         while not turns or wanted:  # an empty id is an unknown one too
             turn = self._journal.turn(wanted)
@@ -152,36 +189,46 @@ class Chains:
                 raise errors.BadRequest(
                     f"Response '{wanted}' cannot be continued: it is {turn.status}.", param="previous_response_id"
                 )
-            known = self._turn(turn)
-            turns.append(known)
-            wanted = known.previous
+            turns.append(turn)
+            wanted = self._turn(turn).previous
         return turns[::-1]
 
     def _turn(self, turn: Turn) -> _Known:
         """What a turn that has ended adds to a conversation."""
         known = self._known.get(turn.response)
         if known is None:
-            try:
+            with self._erasure_told(turn):
                 known = self._read(turn)
-            except errors.JournalFault:
-                now = self._journal.turn(turn.response)
-                if now is not None and now.erased:  # since its row was read
-                    raise ParentErased(turn.response) from None
-                raise
-            self._known[turn.response] = known
-            self._known_bytes += known.size
-            while self._known_bytes > CACHED_BYTES_MAX:
-                self.forget(next(iter(self._known)))
+            self._known.put(turn.response, known, _size(known.output))
         return known
+
+    def _items_of(self, turn: Turn) -> tuple[ask.Item, ...]:
+        """The items that a turn's request brought: its body, read again by its protocol."""
+        items = self._items.get(turn.response)
+        if items is None:
+            with self._erasure_told(turn):
+                items = tuple(self._decoders[turn.protocol](self._records.body(turn)))
+            self._items.put(turn.response, items, _size(items))
+        return items
+
+    @contextmanager
+    def _erasure_told(self, turn: Turn) -> Iterator[None]:
+        """Tells a content that was erased since its turn's row was read from one that is damaged."""
+        try:
+            yield
+        except errors.JournalFault:
+            now = self._journal.turn(turn.response)
+            if now is not None and now.erased:
+                raise ParentErased(turn.response) from None
+            raise
 
     def _read(self, turn: Turn) -> _Known:
         records = self._journal.read_response(turn.response)
         accepted = records[0].event
         assert isinstance(accepted, events.RequestAccepted), accepted
-        items = _decode_items(self._journal.content(turn.tenant, accepted.items))
         tail = follow.recorded_tail(records)
         ids = tail.ids
-        stop = stop_strings(self._journal.content(turn.tenant, accepted.raw)) if accepted.stop else ()
+        stop = stop_strings(self._records.body(turn)) if accepted.stop else ()
         maker = self._makers.of(turn)
         earlier = None if maker is None or maker.vocabulary == self._vocabulary else self._makers.vocabulary(maker)
         if earlier is not None:
@@ -191,36 +238,51 @@ class Chains:
         message = ask.Message("assistant", (ask.Text(text, f"response[{turn.response}]"),))
         if turn.reason == "stop_string" or earlier is not None:
             # After a stop string the tokens spell more than the client saw; an earlier model's mean something else now.
-            return _Known(accepted.previous, items, (message,))
+            return _Known(accepted.previous, (message,))
         while ids and ids[-1] in self._end_tokens:
             ids.pop()
-        return _Known(accepted.previous, items, (ask.Output(turn.response, (message,), wire.pack_ids(ids)),))
+        return _Known(accepted.previous, (ask.Output(turn.response, (message,), wire.pack_ids(ids)),))
 
     def _recognise(
         self, items: tuple[ask.Item, ...], start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Turn | None, int]:
+    ) -> tuple[tuple[ask.Item, ...], Turn | None, int, Turn | None]:
         """Finds our own outputs in a resent history.
 
-        The items with them as Output, the newest such turn, and how many items end with its output.
+        The items with them as Output; the parent, whose answer or, where the client changed that, whose whole request
+        is the longest beginning of the items; how many items that beginning has; and a turn alike, whose request is
+        the longest beginning, be it the same one sent again.
         """
-        boundaries: dict[bytes, int] = {}
+        digests: list[bytes] = []
         digest = start
-        for index, item in enumerate(items):
+        for item in items:
             digest = identity.history_step(digest, item)
-            if isinstance(item, ask.Message) and item.role == "assistant":
-                boundaries[digest] = index
+            digests.append(digest)
+        places = {digest: index for index, digest in enumerate(digests)}
+        boundaries = {digests[k]: k for k, item in enumerate(items) if _said(item)}
         newest = self._journal.find_by_history(tenant, list(reversed(boundaries)))
+        alike = self._journal.find_by_request(tenant, digests[::-1])
+        asked = alike
+        if alike is not None and places[alike.asked] == len(items) - 1:
+            asked = self._journal.find_by_request(tenant, digests[-2::-1])
+        if newest is None or (asked is not None and places[asked.asked] > boundaries[newest.history]):
+            newest = asked
         found: dict[int, Turn] = {}
-        turn = newest
-        while turn is not None and not turn.erased and turn.history in boundaries and len(found) < CHAIN_TURNS_MAX:
-            found[boundaries[turn.history]] = turn
-            turn = self._journal.turn(turn.parent) if turn.parent else None
+        turn, turns = newest, 0
+        while turn is not None and not turn.erased and turns < CHAIN_TURNS_MAX:
+            if turn.history in boundaries:
+                found[boundaries[turn.history]] = turn
+            turn, turns = self._journal.turn(turn.parent) if turn.parent else None, turns + 1
         replaced = tuple(
             output
             for index, item in enumerate(items)
             for output in (self._turn(found[index]).output if index in found else (item,))
         )
-        return replaced, newest, boundaries[newest.history] + 1 if newest else 0
+        known = 0 if newest is None else 1 + (places[newest.asked] if newest is asked else boundaries[newest.history])
+        return replaced, newest, known, alike
+
+
+def _said(item: ask.Item) -> bool:
+    return isinstance(item, ask.Message) and item.role == "assistant"
 
 
 def visible(turn: Turn, tenant: str) -> bool:

@@ -34,7 +34,7 @@ TOKEN_BYTES = 4
 SHA_BYTES = 32
 
 _NAME = re.compile(r"[!-~]{1,128}")
-_decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
+decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
 _decode_body = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # of msgspec, for whatever bytes
@@ -210,7 +210,7 @@ class Exported:
     def _wrong_turn(self, lines: list[Line]) -> str | None:
         """Why these facts are not those of one turn that has ended, as half a sentence."""
         bodies = [line.body for line in lines]
-        if any(transfer.digests_of(line.body).keys() != line.contents.keys() for line in lines):
+        if any(_named(line.body) != line.contents.keys() for line in lines):
             return "a content of it is not in the file"
         match bodies:
             case [events.RequestAccepted() as accepted, events.PromptRendered() as rendered, *rest]:
@@ -254,15 +254,18 @@ class Exported:
         if not {"tokens", "spans"} <= line.contents.keys():
             return "its prompt is not in the file"
         try:
-            spans = _decode_spans(self.content(line.contents["spans"]))
+            spans = decode_spans(self.content(line.contents["spans"]))
         except UNREADABLE as error:
             return f"its spans cannot be read ({error})"
         ends = [0, *(span.end for span in spans)]
         fits = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
         if not fits or ends[-1] != rendered.count:
             return "its spans do not cover its prompt"
-        if len(self.content(line.contents["tokens"])) != rendered.count * TOKEN_BYTES:
+        tokens = self.content(line.contents["tokens"])
+        if len(tokens) != rendered.count * TOKEN_BYTES:
             return "its prompt has another number of tokens than it says"
+        if any(tokens[TOKEN_BYTES - 1 :: TOKEN_BYTES]):
+            return "its prompt has a token of more than 24 bits"  # no record takes it, and no vocabulary has it
         return None
 
 
@@ -291,6 +294,16 @@ def _lines(file: IO[bytes]) -> Iterable[bytes]:
         yield line
 
 
+def _named(body: events.AnyEvent) -> set[str]:
+    """The names of the contents that stand beside a fact of a turn that has its content."""
+    match body:
+        case events.RequestAccepted():
+            return {"raw", "items", *(["client"] if body.client else [])}
+        case events.PromptRendered():
+            return {"tokens", "spans"}
+    return set(transfer.digests_of(body))
+
+
 def _wrong(line: Line) -> str | None:
     """Why no journal could hold this fact, as half a sentence. Any fact; what a turn needs is looked at later."""
     body = line.body
@@ -310,7 +323,7 @@ def _wrong(line: Line) -> str | None:
         return "it names no response or session"
     if len(line.payload or b"") > chain.PAYLOAD_BYTES_MAX - chain.SALT_BYTES:
         return "its payload is too long"
-    if not line.contents.keys() <= transfer.digests_of(body).keys():
+    if not line.contents.keys() <= _named(body):
         return "it has a content that its body does not name"
     if len(events.encode_body(body)) > chain.BODY_BYTES_MAX >> 1:
         return "its body is too long"

@@ -16,6 +16,7 @@ from zjournal import ask
 
 ITEM_ID_HEX = 40
 NAMESPACE_HEX = 32
+HISTORY_BYTES = 16  # two are in the facts of each turn; keyed, so that nobody can look for two that are equal
 CALL_KEY_BYTES = 16
 
 
@@ -57,7 +58,7 @@ def call_key(secret: bytes, tenant: str, call_id: str) -> bytes:
 
 def history_start(secret: bytes) -> bytes:
     """The rolling digest of an empty history. Keyed, so that a digest in the journal cannot be guessed back."""
-    return hmac.new(secret, b"history", hashlib.sha256).digest()
+    return hmac.new(secret, b"history", hashlib.sha256).digest()[:HISTORY_BYTES]
 
 
 def history_step(digest: bytes, item: ask.Item) -> bytes:
@@ -67,7 +68,7 @@ def history_step(digest: bytes, item: ask.Item) -> bytes:
     """
     if isinstance(item, ask.Output):
         return history(digest, item.items)
-    return hashlib.sha256(digest + msgspec.msgpack.encode(_plain(item))).digest()
+    return hashlib.sha256(digest + msgspec.msgpack.encode(_plain(item))).digest()[:HISTORY_BYTES]
 
 
 def history(digest: bytes, items: Sequence[ask.Item]) -> bytes:

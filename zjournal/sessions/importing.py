@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,14 @@ from zjournal.dialects.chatml import ChatML
 from zjournal.errors import BadRequest, ImportFault, JournalFault, NotFound
 from zjournal.journal import chain, events
 from zjournal.journal.log import LOCAL_TENANT, SERVER_TENANT, Journal
+from zjournal.journal.projections import BY_RESPONSE
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.link import wire
 from zjournal.sessions import follow, identity, transfer
 from zjournal.sessions.chain import stop_strings
-from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items
+from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items, decode_spans
+from zjournal.sessions.record import pack
 from zjournal.sessions.transfer import Engine, Line
 from zjournal.sessions.vocabulary import Vocabulary
 
@@ -108,13 +112,15 @@ def _digest(lines: Sequence[Line]) -> bytes:
     digest = hashlib.sha256()
     for line in lines:
         body = line.body
-        names: dict[str, object] = {field: bytes.fromhex(sha) for field, sha in line.contents.items()}
+        names: dict[str, object] = {"tenant": ""}
         if isinstance(body, events.RequestAccepted):
-            names |= {"history": b"", "item_secret": line.item_secret}
+            names |= {"history": b"", "item_secret": line.item_secret, "record": b"", "client": b""}
         elif isinstance(body, events.ResponseFinished):
             names |= {"history": b""}
-        plain = events.encode_body(msgspec.structs.replace(body, tenant="", **names))
-        for part in (plain, line.payload or b""):
+        plain = events.encode_body(msgspec.structs.replace(body, **names))
+        # Items follow from the body, and need not be in both.
+        shas = [f"{name} {sha}".encode() for name, sha in sorted(line.contents.items()) if name != "items"]
+        for part in (plain, line.payload or b"", *shas):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
 
@@ -129,6 +135,7 @@ class _Writing:
         self._file = file
         self._new = new
         self._histories = _Histories(journal, file, new).made
+        self._records = _Records(journal, tenant, self._server, file)
         self._names: dict[tuple[str, str], bytes] = {}  # tenant and SHA-256 -> name of a content that is stored by now
         self._engines = [engine for engine in file.engines.values() if self._wanted(engine)]
 
@@ -155,11 +162,13 @@ class _Writing:
                 tx.add([self._fact(line)], tx.now)
         except ParentErased as erased:
             raise self._file.fault(f"the turn {erased} that it continues was erased here") from None
+        except sqlite3.IntegrityError:  # ids of responses are told apart by their beginning
+            raise self._file.fault("an id in it begins like another one that is here") from None
 
     def _check_again(self, tx: Transaction) -> None:
         """Others may have written since it was looked at."""
         for response in self._new:
-            if tx.db.execute("SELECT 1 FROM turn WHERE response = ?", (response,)).fetchone():
+            if tx.db.execute(f"SELECT 1 FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone():
                 raise self._file.fault(f"{response} came into the journal meanwhile; try again")
         for name in {turn.request.session for turn in self._new.values()}:
             row = tx.db.execute("SELECT tenant, deleted FROM session WHERE session = ?", (name,)).fetchone()
@@ -209,19 +218,24 @@ class _Writing:
 
     def _fact(self, line: Line) -> events.Fact:
         body = line.body
-        names, contents = self._store(self._tenant, line.contents)
-        changes: dict[str, object] = {"tenant": self._tenant.id, **names}
+        changes: dict[str, object] = {"tenant": self._tenant.id}
+        contents: tuple[bytes, ...] = ()
+        base = b""
         match body:
             case events.SessionOpened():
                 changes["key"] = b""  # made with the other journal's secret
             case events.RequestAccepted():
+                names, contents = self._store(self._tenant, {k: v for k, v in line.contents.items() if k == "client"})
+                record, base = self._records.made(self._new[body.response])
+                contents = (record, *contents)
                 changes |= {"history": self._histories[body.response][0], "item_secret": line.item_secret}
+                changes |= {"record": self._records.names[body.response], **names}
             case events.ToolResultSeen():
                 changes["calls"] = self._calls(body)
             case events.ResponseFinished():
                 changes["history"] = self._histories[body.response][1]
         event = msgspec.structs.replace(body, **changes)
-        return events.Fact(event, payload=line.payload or b"", contents=contents)
+        return events.Fact(event, payload=line.payload or b"", contents=contents, base=base)
 
     def _calls(self, seen: events.ToolResultSeen) -> tuple[bytes, ...]:
         """The keys of the calls whose results a turn brought: what was new stood last among its items."""
@@ -237,6 +251,90 @@ class _Writing:
                 self._names[tenant.id, sha] = chain.content_digest(tenant.secret, data)
                 offered.append(data)
         return {field: self._names[tenant.id, sha] for field, sha in shas.items()}, tuple(offered)
+
+
+class _Records:
+    """Makes the records of turns anew, in the terms of this journal, each in those of its parent's."""
+
+    def __init__(self, journal: Reader, tenant: Tenant, server: Tenant, file: Exported) -> None:
+        self._journal = journal
+        self._tenant = tenant
+        self._server = server
+        self._file = file
+        self._vocabularies: dict[str, Vocabulary | None] = {}
+        self.names: dict[str, bytes] = {}  # response -> name of its record
+
+    def made(self, turn: TurnLines) -> tuple[bytes, bytes]:
+        """The record of a turn, and the name of its parent's; b"" if it has none."""
+        request = turn.request
+        told = turn.own[1].contents
+        above = self._above(request.parent)
+        ids = wire.unpack_ids(self._file.content(told["tokens"]))
+        spans = decode_spans(self._file.content(told["spans"]))
+        vocabulary = self._vocabulary(request.namespace)
+        text_of = None if vocabulary is None else vocabulary.decode
+        body = self._file.content(turn.accepted.contents["raw"])
+        try:
+            record = pack(
+                body, ids, spans, text_of, lambda response: self._output(response) if response in above else ()
+            )
+        except JournalFault as fault:
+            raise self._file.fault(f"{request.response} cannot be: {fault.message}") from None
+        self.names[request.response] = chain.content_digest(self._tenant.secret, record)
+        return record, self._name(request.parent)
+
+    def _above(self, response: str) -> set[str]:
+        """This turn and those that it continues, as far as they have their content."""
+        found: set[str] = set()
+        while response and response not in found:
+            if response in self._file.turns:
+                found.add(response)
+                response = self._file.turns[response].request.parent
+                continue
+            turn = self._journal.turn(response)
+            if turn is None or turn.erased or turn.tenant != self._tenant.id:
+                break
+            found.add(response)
+            response = turn.parent
+        return found
+
+    def _output(self, response: str) -> Sequence[int]:
+        turn = self._file.turns.get(response)
+        if turn is None:
+            return follow.recorded_tail(self._journal.read_response(response)).ids
+        return follow.recorded_tail(
+            [events.Recorded(line.seq, line.time, line.body, line.payload) for line in turn.own]
+        ).ids
+
+    def _name(self, response: str) -> bytes:
+        if response in self.names:
+            return self.names[response]
+        turn = self._journal.turn(response) if response else None
+        if turn is None or turn.erased:
+            return b""
+        (fact,) = self._journal.read(after=turn.accepted_seq - 1, limit=1)
+        return fact.event.record if isinstance(fact.event, events.RequestAccepted) else b""
+
+    def _vocabulary(self, namespace: str) -> Vocabulary | None:
+        """What the records of this namespace will be read with; None if the file does not have it."""
+        if namespace not in self._vocabularies:
+            engine = self._file.engines.get(namespace)
+            data = self._file.content(engine.vocabulary) if engine is not None and engine.vocabulary else b""
+            known = self._known(namespace)
+            right = bool(data) and known in (None, chain.content_digest(self._server.secret, data))
+            self._vocabularies[namespace] = Vocabulary(data) if right else None
+        return self._vocabularies[namespace]
+
+    def _known(self, namespace: str) -> bytes | None:
+        """The name of the vocabulary that this journal has for a namespace; None if it does not know it."""
+        head = self._journal.head + 1
+        engine = self._journal.engine_before(head)
+        if engine is not None and identity.namespace(engine.fingerprint, self._tenant.id) == namespace:
+            return engine.vocabulary
+        for fact in self._journal.before(head, events.EngineImported):
+            if isinstance(fact.event, events.EngineImported) and fact.event.namespace == namespace:
+                return fact.event.vocabulary
+        return None
 
 
 class _Histories:

@@ -6,7 +6,7 @@ told under that model's name.
 
 from __future__ import annotations
 
-from zjournal.journal.events import EngineImported, EngineStarted
+from zjournal.journal.events import EngineImported, EngineStarted, RequestAccepted
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.sessions import identity
@@ -25,16 +25,23 @@ class Makers:
 
     def of(self, turn: Turn) -> Maker | None:
         """The start of the engine that made the turn; None if the journal does not say so for sure."""
-        if turn.namespace not in self._makers:
+        namespace = self.namespace(turn)
+        if namespace not in self._makers:
             engine = self._journal.engine_before(turn.accepted_seq)
-            sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == turn.namespace
-            self._makers[turn.namespace] = engine if sure else self._elsewhere(turn)
-        return self._makers[turn.namespace]
+            sure = engine is not None and identity.namespace(engine.fingerprint, turn.tenant) == namespace
+            self._makers[namespace] = engine if sure else self._elsewhere(turn, namespace)
+        return self._makers[namespace]
 
-    def _elsewhere(self, turn: Turn) -> EngineImported | None:
+    def namespace(self, turn: Turn) -> str:
+        """The namespace that the turn was accepted in."""
+        (fact,) = self._journal.read(after=turn.accepted_seq - 1, limit=1)
+        assert isinstance(fact.event, RequestAccepted), fact
+        return fact.event.namespace
+
+    def _elsewhere(self, turn: Turn, namespace: str) -> EngineImported | None:
         """The engine of another journal that made the turn, if it was imported."""
         for fact in self._journal.before(turn.accepted_seq, EngineImported):
-            if isinstance(fact.event, EngineImported) and fact.event.namespace == turn.namespace:
+            if isinstance(fact.event, EngineImported) and fact.event.namespace == namespace:
                 return fact.event
         return None
 

@@ -7,7 +7,7 @@ are, but for control characters, which could steer a terminal; what tools were g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -18,13 +18,13 @@ from zjournal.journal import events
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.sessions import follow, identity
-from zjournal.sessions.chain import stop_strings
+from zjournal.sessions.chain import Decoders, stop_strings
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 from zjournal.sessions.transfer import Selection
 
 _FENCE = re.compile(r"`{3,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
 
 
 class _Request(msgspec.Struct):
@@ -36,9 +36,10 @@ class _Request(msgspec.Struct):
 _decode_request = msgspec.json.Decoder(_Request).decode
 
 
-def markdown(reader: Reader, selection: Selection) -> Iterator[str]:
+def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterator[str]:
     """The page, piece by piece. Raises JournalFault."""
     makers = Makers(reader)
+    told_by = Records(reader, makers)
     yield f"# Session {selection.session.session}\n"
     instructions = None
     for number, turn in enumerate(selection.turns, 1):
@@ -49,12 +50,12 @@ def markdown(reader: Reader, selection: Selection) -> Iterator[str]:
         records = reader.read_response(turn.response)
         accepted = records[0].event
         assert isinstance(accepted, events.RequestAccepted), accepted
-        raw = reader.content(turn.tenant, accepted.raw)
+        raw = told_by.body(turn)
         told = _instructions(raw)
         if told != instructions:
             yield _said("instructions", told or "*none any more*")
             instructions = told
-        for item in _added(reader, turn, accepted):
+        for item in _added(reader, turn, accepted, decoders[turn.protocol](raw)):
             yield _item(item)
         yield _said("assistant", _answer(makers, turn, records, raw))
 
@@ -67,18 +68,21 @@ def _about(turn: Turn) -> str:
     return f"{after} · {turn.model} · {counts} · {_shown(end)}"
 
 
-def _added(reader: Reader, turn: Turn, accepted: events.RequestAccepted) -> tuple[ask.Item, ...]:
+def _added(
+    reader: Reader, turn: Turn, accepted: events.RequestAccepted, items: Sequence[ask.Item]
+) -> Sequence[ask.Item]:
     """The items that this turn brought: all, or those behind its parent's answer where the history was resent."""
-    items = _decode_items(reader.content(turn.tenant, accepted.items))
     parent = reader.turn(turn.parent) if turn.parent and not accepted.previous else None
-    if parent is None or not parent.history:
+    if parent is None:
         return items
     digest = identity.history_start(reader.secret)
+    asked = 0  # how many items end with its request, where the client changed the answer
     for index, item in enumerate(items, 1):
         digest = identity.history_step(digest, item)
         if digest == parent.history:
             return items[index:]
-    return items
+        asked = index if digest == parent.asked else asked
+    return items[asked:]
 
 
 def _answer(makers: Makers, turn: Turn, records: list[events.Recorded], raw: bytes) -> str:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from zjournal.dialects.prompt import OUTPUT_PATH, Span
 from zjournal.errors import JournalFault, NotFound
-from zjournal.journal.events import PromptRendered, RequestAccepted
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.link import wire
 from zjournal.sessions.chain import CHAIN_TURNS_MAX
-from zjournal.sessions.diff import TOKEN_BYTES, Rendered, Source
+from zjournal.sessions.diff import Rendered, Source
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 from zjournal.sessions.vocabulary import Vocabulary
 
 _ANSWER = re.compile(rf"{OUTPUT_PATH}(.+)|response\[(.+)\]")  # spliced as tokens, or replayed as text
@@ -28,8 +27,6 @@ _ELEMENT = re.compile(r"[^.\[\]]+\[\d+\]")  # such as messages[3]
 _ROLE_OF_TYPE = {"function_call": "assistant", "function_call_output": "tool"}
 _ROLE_OF_PATH = {"instructions": "system", "input": "user"}
 
-_decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
-
 
 class Prompts:
     """Reads prompts of one journal."""
@@ -37,52 +34,33 @@ class Prompts:
     def __init__(self, journal: Reader) -> None:
         self._journal = journal
         self._makers = Makers(journal)
+        self._records = Records(journal, self._makers)
 
     def of(self, turn: Turn) -> Rendered:
         """The prompt of a turn. Raises NotFound if it was erased, JournalFault if it is damaged."""
         if turn.erased:
             raise NotFound(f"the content of {turn.response} was erased")
-        accepted, rendered = self._facts(turn)
-        tokens = self._journal.content(turn.tenant, rendered.tokens)
-        spans = self._spans(turn, rendered)
-        ends = [0, *(span.end for span in spans)]
-        fits = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
-        if not fits or ends[-1] != rendered.count or len(tokens) != rendered.count * TOKEN_BYTES:
-            raise JournalFault(f"{self._journal.path}: the spans of {turn.response} do not cover its prompt")
+        ids, spans = self._records.prompt(turn)
+        if len(ids) != turn.prompt:
+            raise JournalFault(f"{self._journal.path}: the record of {turn.response} is not that of its prompt")
         engine = self._makers.of(turn)
         vocabulary = self._makers.vocabulary(engine)
         return Rendered(
-            ids=tokens,
-            sources=_Tracer(self._journal, self._chain(accepted), tokens, vocabulary).sources(spans),
+            ids=wire.pack_ids(ids),
+            sources=_Tracer(self._records, self._chain(turn), ids, vocabulary).sources(spans),
             vocabulary=vocabulary,
             vocabulary_name=engine.vocabulary if engine else b"",
             template_name=engine.template if engine else b"",
         )
 
-    def _facts(self, turn: Turn) -> tuple[RequestAccepted, PromptRendered]:
-        """They stand together, for they were appended together; tool results may be told of in between."""
-        facts = [fact.event for fact in self._journal.read(after=turn.accepted_seq - 1, limit=3)]
-        match facts:
-            case [RequestAccepted() as accepted, *others]:
-                for event in others:
-                    if isinstance(event, PromptRendered) and event.response == turn.response:
-                        return accepted, event
-        raise JournalFault(f"{self._journal.path}: {turn.response} has no rendered prompt")
-
-    def _spans(self, turn: Turn, rendered: PromptRendered) -> tuple[Span, ...]:
-        try:
-            return _decode_spans(self._journal.content(turn.tenant, rendered.spans))
-        except msgspec.MsgspecError as error:
-            raise JournalFault(f"{self._journal.path}: the spans of {turn.response} cannot be read: {error}") from None
-
-    def _chain(self, accepted: RequestAccepted) -> list[RequestAccepted]:
-        """The requests whose texts are in the prompt, oldest first: by `previous_response_id`, and the turn's own."""
-        chain = [accepted]
-        while chain[-1].previous and len(chain) <= CHAIN_TURNS_MAX:
-            turn = self._journal.turn(chain[-1].previous)
-            if turn is None:
-                raise JournalFault(f"{self._journal.path}: {chain[-1].previous} is not there, and a chain names it")
-            chain.append(self._facts(turn)[0])
+    def _chain(self, turn: Turn) -> list[Turn]:
+        """The turns whose texts are in the prompt, oldest first: by `previous_response_id`, and the turn itself."""
+        chain = [turn]
+        while (previous := self._records.accepted(chain[-1]).previous) and len(chain) <= CHAIN_TURNS_MAX:
+            before = self._journal.turn(previous)
+            if before is None:
+                raise JournalFault(f"{self._journal.path}: {previous} is not there, and a chain names it")
+            chain.append(before)
         return chain[::-1]
 
 
@@ -90,12 +68,12 @@ class _Tracer:
     """Follows the spans of one prompt back to what the clients wrote, request by request."""
 
     def __init__(
-        self, journal: Reader, chain: list[RequestAccepted], tokens: bytes, vocabulary: Vocabulary | None
+        self, records: Records, chain: Sequence[Turn], ids: Sequence[int], vocabulary: Vocabulary | None
     ) -> None:
-        self._journal = journal
+        self._records = records
         self._chain = chain
-        self._place = {accepted.response: index for index, accepted in enumerate(chain)}
-        self._tokens = tokens
+        self._place = {turn.response: index for index, turn in enumerate(chain)}
+        self._ids = ids
         self._vocabulary = vocabulary
         self._bodies: dict[str, Any] = {}
 
@@ -129,10 +107,9 @@ class _Tracer:
     def _text(self, span: Span) -> str | None:
         if self._vocabulary is None:
             return None
-        ids = wire.unpack_ids(self._tokens[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES])
-        return self._vocabulary.decode(ids).decode("utf-8", "replace")
+        return self._vocabulary.decode(self._ids[span.start : span.end]).decode("utf-8", "replace")
 
-    def _client(self, span: Span, owner: RequestAccepted) -> Source:
+    def _client(self, span: Span, owner: Turn) -> Source:
         body = self._bodies.get(owner.response)
         if body is None:
             body = self._bodies[owner.response] = self._body(owner)
@@ -140,10 +117,10 @@ class _Tracer:
             span.start, span.end, span.path, owner.response, role_at(body, span.path), value_at(body, span.path)
         )
 
-    def _body(self, owner: RequestAccepted) -> Any:
-        raw = self._journal.content(owner.tenant, owner.raw)
+    def _body(self, owner: Turn) -> Any:
+        body = self._records.body(owner)
         try:
-            return json.loads(raw)
+            return json.loads(body)
         except (ValueError, RecursionError):
             return {}  # nested too deep for this reader: then nothing is known of what the client wrote
 

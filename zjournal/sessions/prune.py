@@ -146,7 +146,8 @@ def _needed(reader: Reader, candidates: Sequence[_Candidate]) -> set[str]:
     own = {turn.response: turn for candidate in candidates for turn in candidate.turns}
     with reader.transaction() as db:
         links = db.execute(
-            "SELECT child.response, child.parent FROM turn AS child JOIN turn AS above ON above.response = child.parent"
+            "SELECT child.response, child.parent FROM turn AS child JOIN turn AS above"
+            " ON substr(above.response, 1, 25) = substr(child.parent, 1, 25) AND above.response = child.parent"
             " WHERE child.parent != '' AND child.erased = 0 AND child.session != above.session"
         ).fetchall()
     kept: set[str] = set()
@@ -166,8 +167,9 @@ def _contents(reader: Reader, candidates: Sequence[_Candidate]) -> dict[bytes, t
     for at in range(0, len(digests), DIGESTS_PAGE):
         page = digests[at : at + DIGESTS_PAGE]
         marks = ", ".join("?" * len(page))
+        query = f"SELECT digest, refs, length(data) FROM content WHERE substr(digest, 1, 8) IN ({marks})"
         with reader.transaction() as db:
-            rows = db.execute(f"SELECT digest, refs, length(data) FROM content WHERE digest IN ({marks})", page)
+            rows = db.execute(query, [digest[:8] for digest in page])
             found.update({digest: (refs, size) for digest, refs, size in rows})
     return found
 

@@ -18,11 +18,14 @@ import msgspec
 from zjournal.config import version
 from zjournal.errors import JournalFault, NotFound
 from zjournal.journal import content
-from zjournal.journal.events import AnyEvent, Recorded, RequestAccepted, SessionImported
+from zjournal.journal.events import AnyEvent, PromptRendered, Recorded, RequestAccepted, SessionImported
 from zjournal.journal.projections import Session, Turn
 from zjournal.journal.reader import PAGE_FACTS, Reader
+from zjournal.link import wire
 from zjournal.sessions import identity
+from zjournal.sessions.chain import Decoders
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 
 FORMAT = 1
 
@@ -69,7 +72,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag="fact", tag_field="kin
     time: int
     body: AnyEvent
     payload: bytes | None = b""  # absent: there never was one; null: erased
-    contents: dict[str, str] = {}  # field of the body -> SHA-256 of the content it names, unless that was erased
+    contents: dict[str, str] = {}  # name of a content of the fact -> its SHA-256; none of a turn that was erased
     item_secret: bytes = b""  # of an acceptance: see identity.item_secret
 
 
@@ -83,6 +86,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"
 AnyLine = Header | Engine | Content | Line | End
 decode_line = msgspec.json.Decoder(AnyLine).decode
 _encode = msgspec.json.Encoder().encode
+encode_spans = encode_items = msgspec.msgpack.Encoder().encode
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -111,11 +115,11 @@ class Selection(msgspec.Struct, frozen=True):
         return cls(session, tuple(sorted(chosen.values(), key=lambda turn: turn.accepted_seq)), running)
 
 
-def export(reader: Reader, selection: Selection) -> Iterator[bytes]:
+def export(reader: Reader, selection: Selection, decoders: Decoders) -> Iterator[bytes]:
     """The lines of the file, each with its newline. Raises NotFound if a turn is erased meanwhile; JournalFault."""
     digest = hashlib.sha256()
     count = 0
-    for line in _lines(reader, selection):
+    for line in _lines(reader, selection, decoders):
         data = _encode(line) + b"\n"
         digest.update(data)
         count += 1
@@ -123,7 +127,7 @@ def export(reader: Reader, selection: Selection) -> Iterator[bytes]:
     yield _encode(End(lines=count, sha256=digest.hexdigest())) + b"\n"
 
 
-def _lines(reader: Reader, selection: Selection) -> Iterator[AnyLine]:
+def _lines(reader: Reader, selection: Selection, decoders: Decoders) -> Iterator[AnyLine]:
     session = selection.session
     yield Header(
         format=FORMAT,
@@ -136,22 +140,23 @@ def _lines(reader: Reader, selection: Selection) -> Iterator[AnyLine]:
     )
     told: set[str] = set()
     makers = Makers(reader)
-    for turn in {turn.namespace: turn for turn in selection.turns}.values():
+    for namespace, turn in {makers.namespace(turn): turn for turn in selection.turns}.items():
         maker = makers.of(turn)
         if maker is not None:
             named = {name: reader.content(maker.tenant, digest) for name, digest in digests_of(maker).items()}
             yield from _contents(named.values(), told)
             shas = {name: sha_of(data) for name, data in named.items()}
             yield Engine(
-                namespace=turn.namespace,
+                namespace=namespace,
                 model=maker.model,
                 fingerprint=maker.fingerprint,
                 kernels=maker.kernels,
                 vocabulary=shas.get("vocabulary", ""),
                 template=shas.get("template", ""),
             )
+    told_by = Contents(reader, makers, decoders)
     for fact in _facts(reader, selection):
-        named = _named(reader, fact)
+        named = told_by.of(fact)
         yield from _contents(named.values(), told)
         yield line_of(reader, fact, {name: sha_of(data) for name, data in named.items()})
 
@@ -214,28 +219,50 @@ def line_of(reader: Reader, fact: Recorded, shas: Mapping[str, str]) -> Line:
 
 
 def recorded_lines(reader: Reader, facts: Sequence[Recorded]) -> list[Line]:
-    """Facts that are in a journal as the lines that they would be. Raises NotFound, JournalFault."""
-    return [
-        line_of(reader, fact, {name: sha_of(data) for name, data in _named(reader, fact).items()}) for fact in facts
-    ]
+    """Facts that are in a journal as the lines that they would be, without items. Raises NotFound, JournalFault."""
+    told_by = Contents(reader, Makers(reader), {})
+    return [line_of(reader, fact, {name: sha_of(data) for name, data in told_by.of(fact).items()}) for fact in facts]
 
 
-def _named(reader: Reader, fact: Recorded) -> dict[str, bytes]:
-    """The contents that a fact refers to, by field; none for a turn that was erased."""
-    digests = digests_of(fact.event)
-    if not digests:
-        return {}
-    response = getattr(fact.event, "response", "")
-    turn = reader.turn(response)
-    if turn is not None and turn.erased:
-        return {}
-    try:
-        return {name: reader.content(fact.event.tenant, digest) for name, digest in digests.items()}
-    except JournalFault:
-        turn = reader.turn(response)
+class Contents:
+    """What stands in a file as the contents of a fact: those that it names, and a record in its parts.
+
+    A record means something only in its journal, so a file has the body (`raw`), the items in it (as far as `decoders`
+    know its protocol), the prompt's `tokens` (little-endian uint32) and its `spans`.
+    """
+
+    def __init__(self, reader: Reader, makers: Makers, decoders: Decoders) -> None:
+        self._reader = reader
+        self._records = Records(reader, makers)
+        self._decoders = decoders
+
+    def of(self, fact: Recorded) -> dict[str, bytes]:
+        """The contents of a fact by name; none for a turn that was erased. Raises NotFound, JournalFault."""
+        event = fact.event
+        turn = self._reader.turn(getattr(event, "response", ""))
         if turn is not None and turn.erased:
-            raise NotFound(f"{response} was erased while it was read; try again") from None
-        raise
+            return {}
+        try:
+            if turn is not None and isinstance(event, RequestAccepted):
+                return self._accepted(turn, event)
+            if turn is not None and isinstance(event, PromptRendered):
+                ids, spans = self._records.prompt(turn)
+                return {"tokens": wire.pack_ids(ids), "spans": encode_spans(spans)}
+            return {name: self._reader.content(event.tenant, digest) for name, digest in digests_of(event).items()}
+        except JournalFault:
+            turn = self._reader.turn(getattr(event, "response", ""))
+            if turn is not None and turn.erased:
+                raise NotFound(f"{turn.response} was erased while it was read; try again") from None
+            raise
+
+    def _accepted(self, turn: Turn, event: RequestAccepted) -> dict[str, bytes]:
+        found = {"raw": self._records.body(turn)}
+        decode = self._decoders.get(turn.protocol)
+        if decode is not None:
+            found["items"] = encode_items(decode(found["raw"]))
+        if event.client:
+            found["client"] = self._reader.content(event.tenant, event.client)
+        return found
 
 
 def digests_of(event: AnyEvent) -> dict[str, bytes]:

@@ -96,8 +96,7 @@ def _turn(owner: str, session: str, response: str, parent: str, code: str, store
         stored=stored,
         stream=True,
         created=1_800_000_000,
-        raw=b"",
-        items=b"",
+        record=b"",
         dialect="chatml",
         encoder=1,
         temperature=0.0,
@@ -106,7 +105,7 @@ def _turn(owner: str, session: str, response: str, parent: str, code: str, store
         seed=0,
         max_tokens=8,
     )
-    rendered = PromptRendered(tenant=owner, response=response, count=40, tokens=b"", spans=b"")
+    rendered = PromptRendered(tenant=owner, response=response, count=40)
     matched = CacheMatched(tenant=owner, response=response, tier="device", cached=30, prompt=40)
     end: Event
     if code:

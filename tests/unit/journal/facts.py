@@ -46,17 +46,11 @@ def accepted(
     parent: str = "",
     stored: bool = True,
     tenant: str = "local",
-    raw: bytes | None = None,
-    prompt: bytes = b"the prompt's tokens",
+    record: bytes | None = None,
+    base: bytes = b"",
 ) -> list[Fact]:
-    """RequestAccepted and PromptRendered. The prompt is shared by all turns that do not say otherwise."""
-    raw = b"the raw body of " + response.encode() if raw is None else raw
-    items = b"the items of " + response.encode()
-    spans = b"the spans of " + prompt
-
-    def name(data: bytes) -> bytes:
-        return journal.digest(tenant, data)
-
+    """RequestAccepted and PromptRendered. Each turn has a record of its own unless it says otherwise."""
+    record = b"the record of " + response.encode() if record is None else record
     request = RequestAccepted(
         tenant=tenant,
         response=response,
@@ -68,8 +62,7 @@ def accepted(
         stored=stored,
         stream=True,
         created=START_US // 1_000_000,
-        raw=name(raw),
-        items=name(items),
+        record=journal.digest(tenant, record),
         dialect="chatml.1",
         encoder=1,
         temperature=0.0,
@@ -78,10 +71,8 @@ def accepted(
         seed=7,
         max_tokens=100,
     )
-    rendered = PromptRendered(
-        tenant=tenant, response=response, count=len(prompt) // 4, tokens=name(prompt), spans=name(spans)
-    )
-    return [Fact(request, contents=(raw, items)), Fact(rendered, contents=(prompt, spans))]
+    rendered = PromptRendered(tenant=tenant, response=response, count=4)
+    return [Fact(request, contents=(record,), base=base), Fact(rendered)]
 
 
 def matched(response: str, cached: int = 3, tenant: str = "local") -> Fact:

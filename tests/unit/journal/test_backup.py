@@ -35,7 +35,7 @@ def filled(data_dir: Path, turns: int = 3) -> Journal:
     journal = open_journal(data_dir)
     journal.append([session("s1")])
     for number in range(turns):
-        journal.append(whole_turn(journal, f"r{number}", raw=os.urandom(30_000)))
+        journal.append(whole_turn(journal, f"r{number}", record=os.urandom(30_000)))
     journal.run(lambda tx: None).result()
     return journal
 
@@ -64,7 +64,7 @@ def test_writers_go_on_meanwhile_and_it_is_of_one_moment(tmp_path: Path, monkeyp
     def with_a_turn_that_just_came(journal: log.Journal) -> None:
         """A producer that is heard between two steps of the copy, whatever the scheduler does."""
         if len(came) < MEANWHILE:
-            came.append(journal.append(whole_turn(journal, f"x{len(came)}", raw=os.urandom(9_000))))
+            came.append(journal.append(whole_turn(journal, f"x{len(came)}", record=os.urandom(9_000))))
         write_waiting(journal)
 
     monkeypatch.setattr(log.Journal, "_write_waiting", with_a_turn_that_just_came)

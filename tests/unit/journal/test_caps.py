@@ -32,7 +32,7 @@ def _fill(journal: Journal, count: int, size: int = 20_000) -> None:
     for k in range(count):
         journal.append([session(f"s{k}")]).result()
         prompt = random.Random(k).randbytes(size)
-        journal.append(whole_turn(journal, f"r{k}", session=f"s{k}", prompt=prompt)).result()
+        journal.append(whole_turn(journal, f"r{k}", session=f"s{k}", record=prompt)).result()
 
 
 def _names(journal: Journal) -> list[str]:
@@ -48,7 +48,7 @@ def test_size_cap_takes_the_oldest_until_it_fits(journal: Journal, caplog: pytes
     with journal.transaction() as db:
         held = bytes_in_use(db)
     caplog.set_level(logging.INFO)
-    limits = Limits(held - 100_000, 0)
+    limits = Limits(held - 80_000, 0)
     assert caps.enforce(journal, limits, _now(journal) + 2 * HOUR_US) is False
     left = _names(journal)
     assert left == [f"s{k}" for k in range(8 - len(left), 8)]

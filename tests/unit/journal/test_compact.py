@@ -21,7 +21,7 @@ def test_room_goes_back_to_the_disk_and_facts_stay(tmp_path: Path) -> None:
         for name in ("s1", "s2"):
             journal.append([session(name)]).result()
             prompt = random.Random(name).randbytes(1 << 20)
-            journal.append(whole_turn(journal, "r" + name, session=name, prompt=prompt)).result()
+            journal.append(whole_turn(journal, "r" + name, session=name, record=prompt)).result()
         removal.remove_session(journal, "s1", removal.ASKED)
         facts = journal.read()
         done = compact.compact(journal)

@@ -30,19 +30,18 @@ def _refs(journal: Journal) -> dict[bytes, int]:
 
 
 def test_stored_once_and_counted(journal: Journal) -> None:
-    prompt = b"a prompt that two turns share " * 20
+    prompt = b"a record that two turns share " * 20
     for name in ("r1", "r2"):
-        journal.append(accepted(journal, name, prompt=prompt)).result()
+        journal.append(accepted(journal, name, record=prompt)).result()
     digest = journal.digest("local", prompt)
     assert digest == hmac.digest(journal.tenant("local").secret, prompt, "sha256")
     assert journal.content("local", digest) == prompt
     refs = _refs(journal)
-    assert len(refs) == 6  # two raw bodies, two lists of items, one prompt, its spans
-    assert refs[digest] == 2
+    assert refs == {digest: 2}
 
 
 def test_empty_content(journal: Journal) -> None:
-    journal.append(accepted(journal, "r1", raw=b"")).result()
+    journal.append(accepted(journal, "r1", record=b"")).result()
     assert journal.content("local", journal.digest("local", b"")) == b""
 
 
@@ -50,7 +49,8 @@ def test_not_shared_between_tenants(journal: Journal) -> None:
     other = journal.tenant("alice").id
     journal.append(accepted(journal, "r1")).result()
     journal.append([session("s3", tenant=other), *accepted(journal, "r2", tenant=other)]).result()
-    prompt = b"the prompt's tokens"
+    prompt = b"the record of r2"
+    journal.append(accepted(journal, "r3", record=prompt)).result()
     mine, theirs = journal.digest("local", prompt), journal.digest(other, prompt)
     assert _refs(journal)[mine] == _refs(journal)[theirs] == 1
     assert journal.content(other, theirs) == prompt
@@ -66,15 +66,15 @@ def test_a_content_must_be_offered_or_there(journal: Journal) -> None:
         journal.append([Fact(request.event, contents=(*request.contents, b"more")), rendered]).result()
     assert _refs(journal) == {}
     journal.append([request, rendered]).result()
-    _, again = accepted(journal, "r2")
-    journal.append([Fact(again.event)]).result()  # the prompt of r1
+    again, _ = accepted(journal, "r2", record=b"the record of r1")
+    journal.append([Fact(again.event)]).result()
 
 
 def test_damage_is_found_on_read(journal: Journal) -> None:
     journal.append(accepted(journal, "r1")).result()
-    digest = journal.digest("local", b"the prompt's tokens")
+    digest = journal.digest("local", b"the record of r1")
     outside = sqlite3.connect(journal.path, isolation_level=None)
-    other = zstandard.ZstdCompressor().compress(b"another prompt, as long"[:19])
+    other = zstandard.ZstdCompressor().compress(b"another, as long as it"[:16])
     outside.execute("UPDATE content SET data = ? WHERE digest = ?", (other, digest))
     with pytest.raises(JournalFault, match="do not match its digest"):
         journal.content("local", digest)

@@ -203,6 +203,8 @@ def test_no_question_scans_a_table(data_dir: Path) -> None:
         journal.turns("s1")
         journal.running()
         journal.find_by_history("local", [b"x"])
+        journal.find_by_request("local", [b"x"])
+        journal.newest("s1")
         journal.session("s1")
         journal.sessions()
         journal.sessions_named("s")
@@ -210,7 +212,7 @@ def test_no_question_scans_a_table(data_dir: Path) -> None:
         journal.find_session("local", b"k")
         journal.read()
         journal.read_response("r1")
-        journal.content("local", journal.digest("local", b"the prompt's tokens"))
+        journal.content("local", journal.digest("local", b"the record of r1"))
         retention.sweep(journal, 1 << 60, 0)
         queries = [text for text in asked if text.startswith("SELECT")]
         assert len(queries) > 12

@@ -37,9 +37,9 @@ def _turn(journal: Journal, response: str) -> Turn:
 
 
 def test_a_turn_from_acceptance_to_end(journal: Journal) -> None:
-    journal.append(accepted(journal, "r1", prompt=b"p" * 40)).result()
+    journal.append(accepted(journal, "r1", record=b"p" * 40)).result()
     turn = _turn(journal, "r1")
-    assert (turn.status, turn.prompt, turn.finished_us, turn.ttft_us) == ("running", 10, None, None)
+    assert (turn.status, turn.prompt, turn.finished_us, turn.ttft_us) == ("running", 4, None, None)
     assert (turn.accepted_seq, turn.last_seq, turn.created) == (2, 3, START_US // 1_000_000)
     journal.append([matched("r1", 7), sampled("r1", 0, 2), sampled("r1", 2)]).result()
     turn = _turn(journal, "r1")
@@ -136,7 +136,7 @@ def test_find_by_history(journal: Journal) -> None:
 def test_sampled_tokens_are_summed_per_response() -> None:
     facts = [Recorded(seq, 100 + seq, sampled("ab"[seq % 2], seq).event) for seq in range(10)]
     found = list(effects(facts))
-    assert [values for _, values in found] == [(5, 8, 100, "a"), (5, 9, 101, "b")]
+    assert [values for _, values in found] == [(5, 8, 100, "a", "a"), (5, 9, 101, "b", "b")]
 
 
 def test_rebuild_gives_the_same_rows(journal: Journal) -> None:

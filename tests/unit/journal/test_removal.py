@@ -67,7 +67,7 @@ def test_a_shared_parent_keeps_its_content_until_the_branch_goes(journal: Journa
     removed = removal.remove_session(journal, "s1", removal.ASKED)
     assert (removed.turns, removed.erased, removed.kept) == (2, 1, ("r1",))
     assert _erased(journal) == {"r2"}
-    raw = b"the raw body of r1"
+    raw = b"the record of r1"
     assert journal.content("local", journal.digest("local", raw)) == raw
     removal.remove_session(journal, "s2", removal.ASKED)
     assert _erased(journal) == {"r2", "b1", "r1"}

@@ -36,7 +36,7 @@ def _contents(journal: Journal) -> int:
 
 def test_delete_removes_payload_and_contents_and_keeps_numbers(journal: Journal) -> None:
     journal.append(whole_turn(journal, "r1")).result()
-    assert _contents(journal) == 4
+    assert _contents(journal) == 1
     assert retention.delete(journal, "local", "r1").result() is True
     assert _contents(journal) == 0
     turn = journal.turn("r1")
@@ -46,12 +46,12 @@ def test_delete_removes_payload_and_contents_and_keeps_numbers(journal: Journal)
     assert len(tokens) == 1
     assert _erased(journal) == ["r1"]
     with pytest.raises(JournalFault, match="erased"):
-        journal.content("local", journal.digest("local", b"the prompt's tokens"))
+        journal.content("local", journal.digest("local", b"the record of r1"))
 
 
 def test_erased_bytes_are_in_no_file(journal: Journal) -> None:
     token = (0xC0FFEE11).to_bytes(4, "little") * 8
-    facts = whole_turn(journal, "r1", raw=RAW)
+    facts = whole_turn(journal, "r1", record=RAW)
     facts[3] = type(facts[3])(facts[3].event, payload=token)
     journal.append(facts).result()
     files = [path for path in journal.path.parent.iterdir() if path.name.startswith("journal")]
@@ -63,11 +63,13 @@ def test_erased_bytes_are_in_no_file(journal: Journal) -> None:
 
 
 def test_shared_content_stays_while_another_turn_holds_it(journal: Journal) -> None:
-    journal.append([*whole_turn(journal, "r1"), *whole_turn(journal, "r2")]).result()
+    shared = b"a record that two turns share"
+    journal.append([*whole_turn(journal, "r1", record=shared), *whole_turn(journal, "r2", record=shared)]).result()
     retention.delete(journal, "local", "r1").result()
-    assert journal.content("local", journal.digest("local", b"the prompt's tokens")) == b"the prompt's tokens"
+    assert journal.content("local", journal.digest("local", shared)) == shared
+    retention.delete(journal, "local", "r2").result()
     with pytest.raises(JournalFault):
-        journal.content("local", journal.digest("local", b"the raw body of r1"))
+        journal.content("local", journal.digest("local", shared))
 
 
 def test_a_turn_with_a_descendant_is_only_hidden_and_goes_with_the_last(journal: Journal) -> None:

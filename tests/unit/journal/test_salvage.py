@@ -42,8 +42,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         journal.append([Fact(started, contents=(VOCABULARY, TEMPLATE))]).result()
         journal.append([session("s1", key=b"k"), *whole_turn(journal, "r1"), session("s2")]).result()
-        journal.append(whole_turn(journal, "r2", parent="r1", prompt=b"another prompt")).result()
-        journal.append([*whole_turn(journal, "r3", session="s2", prompt=b"a third")[:3], sampled("r3", 0)]).result()
+        journal.append(whole_turn(journal, "r2", parent="r1", record=b"another prompt")).result()
+        journal.append([*whole_turn(journal, "r3", session="s2", record=b"a third")[:3], sampled("r3", 0)]).result()
     return path
 
 
@@ -72,7 +72,7 @@ def _salvaged(data_dir: Path, *statements: str) -> Salvaged:
 def test_a_whole_journal_is_copied_whole(data_dir: Path) -> None:
     done = _salvaged(data_dir)
     assert done.whole
-    assert (done.facts, done.turns, done.contents) == (len(_facts(data_dir)), 3, 14)
+    assert (done.facts, done.turns, done.contents) == (len(_facts(data_dir)), 3, 5)
     out = Path(done.path)
     assert _facts(out) == _facts(data_dir)
     with Reader.open(data_dir) as old, Reader.open(out) as new:

@@ -20,12 +20,12 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_row_and_byte_is_counted_once(tmp_path: Path) -> None:
     with open_journal(tmp_path / "data") as journal:
         journal.append([session("s1"), session("s2")])
-        journal.append(whole_turn(journal, "r1", raw=b"x" * 50_000))
+        journal.append(whole_turn(journal, "r1", record=b"x" * 50_000))
         journal.append(whole_turn(journal, "r2", parent="r1"))
-        journal.append(whole_turn(journal, "r3", session="s2")).result()
+        journal.append(whole_turn(journal, "r3", session="s2", record=b"the record of r2")).result()
         found = stats.stats(journal)
         with journal.transaction() as db:
-            tables = ("event", "content", "turn", "session", "tenant")
+            tables = ("event", "segment", "content", "turn", "session", "tenant")
             rows = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
             stored, plain = db.execute("SELECT sum(length(data)), sum(size) FROM content").fetchone()
             bodies, payloads = db.execute("SELECT sum(length(body)), sum(length(payload)) FROM event").fetchone()
@@ -35,9 +35,9 @@ def test_every_row_and_byte_is_counted_once(tmp_path: Path) -> None:
         assert sum(kind.rows for kind in found.contents.values()) == rows["content"]
         assert sum(kind.bytes for kind in found.contents.values()) == stored
         assert sum(kind.plain for kind in found.contents.values()) == plain
-        assert found.contents["raw"].plain > 50_000
-        # The prompt is shared by all three turns, and counts for the first.
-        assert (found.contents["tokens"].rows, found.contents["items"].rows) == (1, 3)
+        assert found.contents["record"].plain > 50_000
+        # A record that two turns share counts for the first.
+        assert found.contents["record"].rows == 2
         assert [(size.session, size.turns) for size in found.largest] == [("s1", 2), ("s2", 1)]
         assert found.file_bytes > found.rest_bytes > 0
         assert found.wal_bytes == (tmp_path / "data" / "journal.db-wal").stat().st_size
@@ -46,7 +46,7 @@ def test_every_row_and_byte_is_counted_once(tmp_path: Path) -> None:
 def test_what_was_erased_counts_no_more(tmp_path: Path) -> None:
     with open_journal(tmp_path / "data") as journal:
         journal.append([session("s1")])
-        journal.append(whole_turn(journal, "r1", raw=os.urandom(50_000))).result()
+        journal.append(whole_turn(journal, "r1", record=os.urandom(50_000))).result()
         before = stats.stats(journal)
         retention.delete(journal, "local", "r1").result()
         after = stats.stats(journal)

@@ -62,7 +62,7 @@ def _grow(journal: Journal, upto: int, total: int = 200 << 20) -> int:
         largest = max(largest, journal.log_bytes)
         if largest >= upto:
             return largest
-        facts = accepted(journal, f"r{number}", raw=os.urandom(BODY_BYTES))
+        facts = accepted(journal, f"r{number}", record=os.urandom(BODY_BYTES))
         journal.append(facts).result()
     return largest
 
@@ -148,7 +148,7 @@ def test_erased_content_leaves_the_log_when_a_reader_lets_go(tmp_path: Path) -> 
         secret = os.urandom(32).hex().encode()
         with reader.transaction() as db:
             db.execute("SELECT count(*) FROM event").fetchone()
-            journal.append([session("s1"), *accepted(journal, "r1", raw=secret)]).result()
+            journal.append([session("s1"), *accepted(journal, "r1", record=secret)]).result()
             journal.run(lambda tx: tx.db.execute("SELECT 1").fetchone(), scrub=True).result()
             assert not journal.scrubbed
             assert journal.log_bytes > 0

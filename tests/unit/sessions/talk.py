@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from zjournal.journal import events
 from zjournal.journal.events import Fact
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.sessions import identity, vocabulary
+from zjournal.sessions.record import pack
 
 WORDS = (b"<|end|>", *(bytes([letter]) for letter in range(97, 123)))
 END = 0  # the token that ends an answer
@@ -81,20 +83,30 @@ class Talk:
             written.result()
 
     def facts(
-        self, response: str, text: str, answer: str | None, previous: str, session: str, stored: bool
+        self,
+        response: str,
+        text: str,
+        answer: str | None,
+        previous: str,
+        session: str,
+        stored: bool,
+        told: Any = None,
+        parent: str = "",
     ) -> list[Fact | list[Fact]]:
+        """`told`: what the client sent as `input`, where that is not the text alone."""
         items = (ask.Message("user", (ask.Text(text, "input"),)),)
-        body: dict = {"model": "m", "input": text} | ({"previous_response_id": previous} if previous else {})
-        raw, item_bytes = msgspec.json.encode(body), msgspec.msgpack.encode(items)
+        body: dict = {"model": "m", "input": text if told is None else told}
+        body |= {"previous_response_id": previous} if previous else {}
         prompt = ids(text)
-        spans = msgspec.msgpack.encode((Span(0, len(prompt), "input"),))
+        decode = vocabulary.Vocabulary(VOCABULARY).decode
+        spans = (Span(0, len(prompt), "input"),)
+        record = pack(msgspec.json.encode(body), prompt, spans, decode, lambda response: ())
         before = identity.history(self.histories[previous], items)
         own = {"tenant": self.tenant, "response": response}
-        digest = self.journal.digest
         accepted = events.RequestAccepted(
             **own,
             session=session,
-            parent=previous,
+            parent=parent or previous,
             previous=previous,
             protocol="responses",
             model="m",
@@ -102,8 +114,7 @@ class Talk:
             stored=stored,
             stream=False,
             created=1_700_000_000,
-            raw=digest(self.tenant, raw),
-            items=digest(self.tenant, item_bytes),
+            record=self.journal.digest(self.tenant, record),
             history=before,
             dialect="chatml",
             encoder=1,
@@ -113,11 +124,9 @@ class Talk:
             seed=1 << 62,
             max_tokens=10,
         )
-        rendered = events.PromptRendered(
-            **own, count=len(prompt), tokens=digest(self.tenant, packed(prompt)), spans=digest(self.tenant, spans)
-        )
+        rendered = events.PromptRendered(**own, count=len(prompt))
         facts: list[Fact | list[Fact]] = [
-            [Fact(accepted, contents=(raw, item_bytes)), Fact(rendered, contents=(packed(prompt), spans))],
+            [Fact(accepted, contents=(record,)), Fact(rendered)],
             Fact(events.CacheMatched(**own, tier="device", cached=1, prompt=len(prompt))),
         ]
         if answer is None:

@@ -20,16 +20,17 @@ def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     def read(self: Chains, turn: SimpleNamespace) -> chain._Known:
         reads.append(turn.response)
-        return chain._Known("", (message,), (output,))
+        return chain._Known("", (output,))
 
     monkeypatch.setattr(Chains, "_read", read)
-    chains = Chains(None, b"secret", None, b"", None, None, frozenset())  # type: ignore[arg-type]
+    chains = Chains(None, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
     for number in range(50):
         chains._turn(SimpleNamespace(response=f"r{number}"))  # type: ignore[arg-type]
     kept = len(chains._known)
-    assert 0 < kept * 2 * MEGABYTE <= chain.CACHED_BYTES_MAX < (kept + 1) * 2 * MEGABYTE + 100_000
+    limit = chain.CACHED_BYTES_MAX // 2  # the other half is for the items of requests
+    assert 0 < kept * MEGABYTE <= limit < (kept + 1) * MEGABYTE + 100_000
     chains._turn(SimpleNamespace(response="r49"))  # type: ignore[arg-type]
     assert len(reads) == 50, "the newest is remembered"
     for number in range(50):
         chains.forget(f"r{number}")
-    assert chains._known_bytes == 0
+    assert (len(chains._known), chains._known._bytes) == (0, 0)

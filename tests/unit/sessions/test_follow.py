@@ -106,7 +106,7 @@ def test_a_recorded_tail_is_the_fold_of_the_facts() -> None:
 
     tail = follow.recorded_tail(
         [
-            at(1, events.PromptRendered(response="r", count=7, tokens=b"", spans=b"")),
+            at(1, events.PromptRendered(response="r", count=7)),
             at(2, events.CacheMatched(response="r", tier="device", cached=4, prompt=7)),
             at(3, events.TokensSampled(response="r", position=0, count=2), wire.pack_ids([5, 6])),
             at(4, events.TokensSampled(response="r", position=2, count=1), wire.pack_ids([2])),

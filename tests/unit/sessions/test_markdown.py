@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.unit.sessions.talk import Talk
 from zjournal import ask
-from zjournal.journal import events, retention
+from zjournal.api.recorded import DECODERS
+from zjournal.journal import retention
 from zjournal.sessions import markdown as module
 from zjournal.sessions.markdown import markdown
 from zjournal.sessions.transfer import Selection
@@ -26,7 +26,7 @@ def talk(tmp_path: Path) -> Iterator[Talk]:
 def page(talk: Talk) -> str:
     session = talk.journal.session("s_1")
     assert session is not None
-    return "".join(markdown(talk.journal, Selection(session, tuple(talk.journal.turns("s_1")), 0)))
+    return "".join(markdown(talk.journal, Selection(session, tuple(talk.journal.turns("s_1")), 0), DECODERS))
 
 
 def test_who_said_what(talk: Talk) -> None:
@@ -48,19 +48,10 @@ def test_an_erased_turn_says_so(talk: Talk) -> None:
 
 def test_a_resent_history_is_not_repeated(talk: Talk) -> None:
     talk.turn("resp_1", "one", "uno")
-    resent = (
-        ask.Message("user", (ask.Text("one"),)),
-        ask.Message("assistant", (ask.Text("uno"),)),
-        ask.Message("user", (ask.Text("two"),)),
-    )
-    data = msgspec.msgpack.encode(resent)
-    facts = talk.facts("resp_2", "two", "dos", "", "s_1", True)
-    accepted, rendered = facts[0]  # type: ignore[misc]
-    event = msgspec.structs.replace(
-        accepted.event, parent="resp_1", items=talk.journal.digest(talk.tenant, data), previous=""
-    )
-    first = events.Fact(event, contents=(accepted.contents[0], data))
-    talk.journal.append([first, rendered, *facts[1:]]).result()  # type: ignore[list-item]
+    said = (("user", "one"), ("assistant", "uno"), ("user", "two"))
+    resent = [{"role": role, "content": text} for role, text in said]
+    facts = talk.facts("resp_2", "two", "dos", "", "s_1", True, resent, "resp_1")
+    talk.journal.append([*facts[0], *facts[1:]]).result()  # type: ignore[list-item, misc]
     _, second = page(talk).split("## 2.")
     assert "### user\n\ntwo\n\n### assistant\n\ndos\n" in second
     assert "one" not in second and "uno" not in second

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.unit.journal.facts import open_journal, session
+from zjournal.dialects.prompt import Span
 from zjournal.errors import JournalFault, NotFound
 from zjournal.journal import retention
 from zjournal.journal.events import EngineStarted, Fact, PromptRendered, RequestAccepted, ResponseFinished
@@ -19,6 +20,7 @@ from zjournal.link import wire
 from zjournal.sessions import identity, vocabulary
 from zjournal.sessions.diff import Rendered, Source
 from zjournal.sessions.prompts import Prompts, role_at, value_at
+from zjournal.sessions.record import pack
 
 WORDS = vocabulary.pack(bytes([byte]) for byte in range(256))
 
@@ -53,7 +55,7 @@ def turn(
     *parts: tuple[str, str],
     previous: str = "",
     fingerprint: str = "f",
-    spans: bytes | None = None,
+    record: bytes | None = None,
 ) -> None:
     """A turn that ended, whose prompt is made of (path, text)."""
     raw = json.dumps(body).encode()
@@ -61,8 +63,8 @@ def turn(
     for path, text in parts:
         marked.append([at, at := at + len(text.encode()), path])
     tokens = wire.pack_ids(list("".join(text for _, text in parts).encode()))
-    contents = (raw, b"items"), (tokens, msgspec.msgpack.encode(marked) if spans is None else spans)
-    names = [[journal.digest("local", data) for data in pair] for pair in contents]
+    if record is None:
+        record = pack(raw, wire.unpack_ids(tokens), [Span(*mark) for mark in marked], None, lambda response: ())
     accepted = RequestAccepted(
         tenant="local",
         response=response,
@@ -75,8 +77,7 @@ def turn(
         stored=True,
         stream=False,
         created=1,
-        raw=names[0][0],
-        items=names[0][1],
+        record=journal.digest("local", record),
         dialect="chatml",
         encoder=1,
         temperature=0.0,
@@ -85,11 +86,11 @@ def turn(
         seed=0,
         max_tokens=8,
     )
-    rendered = PromptRendered(tenant="local", response=response, count=at, tokens=names[1][0], spans=names[1][1])
+    rendered = PromptRendered(tenant="local", response=response, count=at)
     ended = ResponseFinished(
         tenant="local", response=response, reason="stop", output=2, queue_us=0, prefill_us=0, decode_us=0
     )
-    facts = [Fact(accepted, contents=contents[0]), Fact(rendered, contents=contents[1]), Fact(ended)]
+    facts = [Fact(accepted, contents=(record,)), Fact(rendered), Fact(ended)]
     journal.append(facts).result()
 
 
@@ -205,17 +206,23 @@ def test_an_erased_turn_says_so(journal: Journal) -> None:
         read(journal, "r1")
 
 
+def _record(lengths: list[int], ids: int = 3) -> bytes:
+    """A record of so many tokens, whose spans have these lengths."""
+    return msgspec.msgpack.encode([1, bytes(2 * ids), b"", lengths, [""] * len(lengths), [], b"{}", b""])
+
+
 @pytest.mark.parametrize(
-    ("spans", "said"),
+    ("record", "said"),
     [
-        (msgspec.msgpack.encode([[0, 2, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 2, ""], [1, 3, ""]]), "do not cover"),
-        (msgspec.msgpack.encode([[0, 0, ""], [0, 3, ""]]), "do not cover"),
+        (_record([2]), "do not cover"),
+        (_record([2, 2]), "do not cover"),
+        (_record([0, 3]), "do not fit together"),
+        (_record([2], ids=2), "is not that of its prompt"),
         (b"\xc1", "cannot be read"),
     ],
 )
-def test_spans_that_do_not_fit_are_a_fault(journal: Journal, spans: bytes, said: str) -> None:
-    turn(journal, "r1", {"input": "one"}, ("input", "one"), spans=spans)
+def test_a_record_that_does_not_fit_is_a_fault(journal: Journal, record: bytes, said: str) -> None:
+    turn(journal, "r1", {"input": "one"}, ("input", "one"), record=record)
     with pytest.raises(JournalFault, match=said):
         read(journal, "r1")
 

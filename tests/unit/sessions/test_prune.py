@@ -36,7 +36,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         for k, name in enumerate(NAMES):
             opened.append([session(name)]).result()
             prompt = f"the prompt of {name} ".encode() * (k + 1)
-            more = {"session": name, "prompt": prompt}
+            more = {"session": name, "record": prompt}
             if name == EMPTY:
                 opened.append([*accepted(opened, f"r{k}", **more), failed(f"r{k}")]).result()
             elif name == OPEN:

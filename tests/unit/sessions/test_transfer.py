@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.sessions.talk import FINGERPRINT, Talk
 from zjournal import ask
+from zjournal.api.recorded import DECODERS
 from zjournal.errors import BadRequest, Fault, ImportFault
 from zjournal.journal import events, retention
 from zjournal.journal.log import Journal
@@ -27,7 +27,7 @@ from zjournal.sessions.makers import Makers
 from zjournal.sessions.prompts import Prompts
 from zjournal.sessions.transfer import Selection, export
 
-JOURNALS_OWN = ("tenant", "calls", "history", "key", "raw", "items", "client", "tokens", "spans", "item_secret")
+JOURNALS_OWN = ("tenant", "calls", "history", "key", "record", "client", "item_secret")
 
 
 def lines_of(journal: Journal, session: str = "s_1", turns: slice = slice(None)) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def lines_of(journal: Journal, session: str = "s_1", turns: slice = slice(None))
 def pieces_of(journal: Journal, session: str = "s_1", turns: slice = slice(None)) -> list[bytes]:
     found = journal.session(session)
     assert found is not None
-    return list(export(journal, Selection.of(journal, found, journal.turns(session)[turns])))
+    return list(export(journal, Selection.of(journal, found, journal.turns(session)[turns]), DECODERS))
 
 
 def write(path: Path, journal: Journal, session: str = "s_1", turns: slice = slice(None)) -> str:
@@ -149,14 +149,11 @@ def test_a_resent_history_finds_an_imported_turn(talk: Talk, other: Journal, tmp
 
 
 def test_tool_results_are_known_by_this_journals_keys(talk: Talk, other: Journal, tmp_path: Path) -> None:
-    items = (ask.Result("call_old", ()), ask.Message("user", (ask.Text("go"),)), ask.Result("call_new", ()))
-    data = msgspec.msgpack.encode(items)
-    facts = talk.facts("resp_t", "go", "va", "resp_2", "s_1", True)
-    accepted, rendered = facts[0]  # type: ignore[misc]
-    event = msgspec.structs.replace(accepted.event, items=talk.journal.digest(talk.tenant, data))
+    old, new = ({"type": "function_call_output", "call_id": f"call_{age}", "output": ""} for age in ("old", "new"))
+    facts = talk.facts("resp_t", "go", "va", "resp_2", "s_1", True, [old, {"role": "user", "content": "go"}, new])
+    first, rendered = facts[0]  # type: ignore[misc]
     key = identity.call_key(talk.journal.secret, talk.tenant, "call_new")
     seen = events.Fact(events.ToolResultSeen(tenant=talk.tenant, response="resp_t", calls=(key,)))
-    first = events.Fact(event, contents=(accepted.contents[0], data))
     talk.journal.append([first, seen, rendered, *facts[1:]]).result()  # type: ignore[list-item]
     import_file(other, ImportFile(write(tmp_path / "f", talk.journal)))
     (here,) = [fact.event for fact in other.read() if isinstance(fact.event, events.ToolResultSeen)]

@@ -1,0 +1,147 @@
+"""Records: whatever the body, the tokens and the spans are, they come back; and a text stands once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zjournal.dialects.prompt import Span
+from zjournal.sessions import record
+from zjournal.sessions.record import Record, pack
+
+LONG = "a text that is long enough to be referred to, "
+ODD = (LONG + "é\u2028\U0001f600/", LONG + '"\\\n\t\x01\x7f', "  " + LONG + "\n")
+texts = st.sampled_from(["short", LONG, *ODD]) | st.text()
+
+
+def spelled(ids: Any) -> bytes:
+    """A token is a byte."""
+    return bytes(list(ids))
+
+
+def nothing(response: str) -> tuple[int, ...]:
+    return ()
+
+
+class Prompt:
+    """Made of (path, text); a text of the template has the path ""."""
+
+    def __init__(self, *parts: tuple[str, str]) -> None:
+        self.ids: list[int] = []
+        self.spans: list[Span] = []
+        for path, text in parts:
+            if text:
+                start = len(self.ids)
+                self.ids += text.encode("utf-8", "replace")
+                self.spans.append(Span(start, len(self.ids), path))
+
+
+def back(data: bytes, outputs: Any = nothing) -> tuple[bytes, list[int], tuple[Span, ...]]:
+    found = Record(data, outputs)
+    return found.body(spelled), list(found.ids()), found.spans
+
+
+def chat(*said: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in said]
+
+
+@given(st.lists(texts, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans())
+def test_any_body_comes_back(said: list[str], ascii_only: bool, separators: tuple[str, str], known: bool) -> None:
+    said = [text.encode("utf-8", "replace").decode() for text in said]
+    body = json.dumps({"messages": chat(*said)}, ensure_ascii=ascii_only, separators=separators).encode()
+    prompt = Prompt(*(part for k, text in enumerate(said) for part in (("", "<u>"), (f"messages[{k}].content", text))))
+    data = pack(body, prompt.ids, prompt.spans, spelled if known else None, nothing)
+    assert back(data) == (body, prompt.ids, tuple(prompt.spans))
+
+
+@given(st.binary(max_size=60))
+def test_a_body_that_is_no_json_comes_back(body: bytes) -> None:
+    prompt = Prompt(("", LONG))
+    assert back(pack(body, prompt.ids, prompt.spans, spelled, nothing)) == (body, prompt.ids, tuple(prompt.spans))
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_a_text_stands_once(ascii_only: bool) -> None:
+    """As the tokens; also where the template trims it, where it stands twice, and in a call's arguments."""
+    long = LONG + "é\n"
+    call = {"function": {"name": "run", "arguments": long}}
+    messages = [*chat(long, "  " + long, long), {"role": "assistant", "tool_calls": [call]}]
+    body = json.dumps({"messages": messages, "tools": [LONG]}, ensure_ascii=ascii_only).encode()
+    prompt = Prompt(
+        ("messages[0].content", long),
+        ("", "<u>"),
+        ("messages[1].content", "  " + long),
+        ("messages[2].content", "x" + long + "y"),  # tokens that reach beyond the text
+        ("messages[3].tool_calls[0].function", "<call>" + long + "</call>"),
+    )
+    data = pack(body, prompt.ids, prompt.spans, spelled, nothing)
+    assert back(data) == (body, prompt.ids, tuple(prompt.spans))
+    packed = record._decode(data)
+    assert len(packed.references) == 4 * 4
+    assert packed.skeleton.count(LONG.encode()) == 1, "only what is not in the prompt is left"
+
+
+def test_an_output_is_not_repeated() -> None:
+    """Neither its tokens nor, where the client resends it, its text; one that the client changed is the client's."""
+    outputs = {"r1": list(LONG.encode() + b"<end>"), "r2": list(b"what the client has changed since, a long text")}
+    messages = [*chat("hi"), *chat(LONG), *chat("what the client has changed SINCE, a long text"), *chat("go")]
+    body = json.dumps({"messages": messages}).encode()
+    prompt = Prompt(
+        ("messages[0].content", "hi"), ("response:r1", LONG), ("messages[2].content", "changed"), ("", "<a>")
+    )
+
+    def find(response: str) -> list[int]:
+        return outputs.get(response, [])
+
+    data = pack(body, prompt.ids, prompt.spans, spelled, find)
+    assert back(data, find) == (body, prompt.ids, tuple(prompt.spans))
+    packed = record._decode(data)
+    assert LONG.encode() not in packed.skeleton and len(packed.low) == 2 * len("hi" + "changed" + "<a>")
+    assert pack(body, prompt.ids, prompt.spans, spelled, nothing) != data
+    with pytest.raises(ValueError, match="shorter than its prompt says"):
+        Record(data, nothing).ids()
+    with pytest.raises(ValueError, match="come out as it was"):
+        Record(data, lambda response: [120] * 99).body(spelled)
+
+
+def test_tokens_beyond_two_bytes() -> None:
+    ids = [0, 65_535, 65_536, 151_000, (1 << 20) - 1]
+    data = pack(b"{}", ids, [Span(0, 5, "")], None, nothing)
+    assert list(Record(data, nothing).ids()) == ids
+
+
+def test_without_a_vocabulary_nothing_is_made_up() -> None:
+    prompt = Prompt(("messages[0].content", LONG))
+    data = pack(json.dumps({"messages": chat(LONG)}).encode(), prompt.ids, prompt.spans, spelled, nothing)
+    with pytest.raises(ValueError, match="no vocabulary"):
+        Record(data, nothing).body(None)
+    with pytest.raises(ValueError, match="come out as it was"):
+        Record(data, nothing).body(lambda ids: spelled(ids).upper())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"references": (0, 9, 0, 0)}, "span that is not there"),
+        ({"references": (0, -1, 0, 0)}, "span that is not there"),
+        ({"references": (-1, 0, 0, 0)}, "span that is not there"),
+        ({"references": (0, 0, 0)}, "fit together"),
+        ({"skeleton": b""}, "come out"),
+        ({"check": b""}, "come out"),
+        ({"lengths": (3,)}, "cover"),
+        ({"paths": ()}, "fit together"),
+        ({"high": b"1"}, "are cut"),
+        ({"version": 2}, "version 2"),
+    ],
+)
+def test_a_damaged_record_is_refused(change: dict[str, Any], said: str) -> None:
+    prompt = Prompt(("input", LONG))
+    data = pack(json.dumps({"input": LONG}).encode(), prompt.ids, prompt.spans, spelled, nothing)
+    damaged = msgspec.msgpack.encode(msgspec.structs.replace(record._decode(data), **change))
+    with pytest.raises(ValueError, match=said):
+        back(damaged)
