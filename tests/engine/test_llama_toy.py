@@ -13,7 +13,7 @@ from tests.engine import oracle, toy
 from zjournal.checkpoint.gguf import TensorFile, read_header
 from zjournal.engine.models import llama, weights
 from zjournal.engine.runner import Runner
-from zjournal.engine.sequence import BLOCK_TOKENS, Slice
+from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import ModelFault
 from zjournal.kernels import cpu
 from zjournal.link import wire
@@ -232,4 +232,6 @@ def test_without_the_library_torch_takes_over(path: Path, monkeypatch: pytest.Mo
     finally:
         torch.set_num_threads(threads)
     assert opened.kernels == "torch (none here)"
-    assert opened.step([Slice("a", prompt(20), 0, [0, 1], GREEDY, 0)])[0] == int(cold(opened, prompt(20)).argmax())
+    assert opened.step([Slice("a", prompt(20), 0, [0, 1], GREEDY, 0)])[0] == Sampled(
+        (int(cold(opened, prompt(20)).argmax()),)
+    )

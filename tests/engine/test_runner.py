@@ -10,7 +10,7 @@ import pytest
 from tests import native
 from tests.engine import toy
 from zjournal.engine.runner import Runner
-from zjournal.engine.sequence import BLOCK_TOKENS, Slice
+from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import EngineFailed, EngineStartFault
 from zjournal.kernels import cpu
 from zjournal.link import wire
@@ -86,7 +86,9 @@ def test_a_seeded_draw_depends_on_seed_and_index_only(path: Path) -> None:
     def draw(seed: int, index: int, company: int) -> int:
         sampling = wire.Sampling(temperature=30.0, top_p=0.95, top_k=0, seed=seed)
         others = [Slice(str(i), [i + 1], 0, [10 + i], GREEDY, 0) for i in range(company)]
-        return runner.step([*others, Slice("a", [1, 2, 3], 0, [3], sampling, index)])[-1]
+        sampled = runner.step([*others, Slice("a", [1, 2, 3], 0, [3], sampling, index)])[-1]
+        assert isinstance(sampled, Sampled)
+        return sampled.tokens[0]
 
     alone = [draw(seed, index, 0) for seed in range(4) for index in range(4)]
     assert alone == [draw(seed, index, 6) for seed in range(4) for index in range(4)]

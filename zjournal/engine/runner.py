@@ -18,7 +18,7 @@ import torch
 from zjournal.checkpoint.gguf import Header, read_header
 from zjournal.engine.decoding import sampler
 from zjournal.engine.models import llama
-from zjournal.engine.sequence import BLOCK_TOKENS, Slice
+from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import EngineFailed, EngineStartFault, Fault, ModelFault
 from zjournal.link import wire
 
@@ -85,15 +85,16 @@ class Runner:
         assert source != target
         self._pages[target].copy_(self._pages[source])
 
-    def step(self, slices: list[Slice]) -> list[int | Fault]:
-        """Computes all slices. Returns a token, or why there is none, for each slice that wants one, in order."""
+    def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
+        """Computes all slices. Returns what was sampled, or why there is none, for each slice that wants one, in order."""
         rows = self.logits(slices).numpy()
         wanting = [(part.sampling, part.index) for part in slices if part.sampling is not None]
         assert len(rows) == len(wanting)
-        results: list[int | Fault] = []
+        results: list[Sampled | Fault] = []
         for row, (sampling, index) in zip(rows, wanting, strict=True):
             token = sampler.choose(row, sampling, index)
-            results.append(EngineFailed("The model's logits are not numbers.") if token is None else token)
+            bad = EngineFailed("The model's logits are not numbers.")
+            results.append(bad if token is None else Sampled((token,)))
         return results
 
     def logits(self, slices: list[Slice]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
 from zjournal.engine.cache.residency import Copy, Residency
-from zjournal.engine.sequence import Sequence, Slice
+from zjournal.engine.sequence import Sampled, Sequence, Slice
 from zjournal.errors import ContextTooLong, Fault, Overloaded
 from zjournal.link import wire
 
@@ -115,8 +115,10 @@ class Scheduler:
         plan.events += self._residency.take_changes()
         return plan
 
-    def apply(self, plan: Plan, results: collections.abc.Sequence[int | Fault], now_us: int) -> list[wire.FromEngine]:
-        """Takes what the step brought: a token, or the fault of that request alone, per slice that samples."""
+    def apply(
+        self, plan: Plan, results: collections.abc.Sequence[Sampled | Fault], now_us: int
+    ) -> list[wire.FromEngine]:
+        """Takes what the step brought: tokens, or the fault of that request alone, per slice that samples."""
         events: list[wire.FromEngine] = []
         assert len(results) == sum(part.sampling is not None for part in plan.slices)
         left = iter(results)
@@ -131,8 +133,9 @@ class Scheduler:
             self._residency.file(one.ticket, one.ids, one.computed)
             if result is None:
                 continue
-            reason = one.append(result, now_us)
-            events.append(wire.Tokens(one.request, one.output - 1, wire.pack_ids((result,))))
+            (token,) = result.tokens
+            reason = one.append(token, now_us)
+            events.append(wire.Tokens(one.request, one.output - 1, wire.pack_ids(result.tokens), result.logprobs))
             if reason is not None:
                 events += self._end(one, reason, now_us)
         return events

@@ -16,14 +16,16 @@ from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.cache.residency import Ticket
 from zjournal.link import wire
 
-__all__ = ["BLOCK_TOKENS", "Sequence", "Slice"]
+__all__ = ["BLOCK_TOKENS", "Sampled", "Sequence", "Slice"]
 
 
 class Slice(msgspec.Struct, frozen=True):
     """`tokens` of `request` stand at positions `start`, `start` + 1, … and are computed in one step.
 
     Position p is token p % 16 of block table[p // 16]. With `sampling`, the logits after the last token give
-    output token `index` (0 is the first); without, only KV is wanted. The runner keeps neither list.
+    output token `index` (0 is the first); without, only KV is wanted. The last `drafts` tokens are guesses: what the
+    logits before each of them give is compared with it, and the first that differs ends the slice. `ids` are all
+    tokens of the request up to here, guesses excluded, the first `prompt` of them its prompt. The runner keeps no list.
     """
 
     request: str
@@ -32,6 +34,16 @@ class Slice(msgspec.Struct, frozen=True):
     table: collections.abc.Sequence[int]
     sampling: wire.Sampling | None
     index: int
+    drafts: int = 0
+    ids: collections.abc.Sequence[int] = ()
+    prompt: int = 0
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """What a slice brought: the drafts that proved right, then one token more. `logprobs` as in wire.Tokens."""
+
+    tokens: tuple[int, ...]
+    logprobs: bytes = b""
 
 
 class Sequence:
@@ -85,6 +97,8 @@ class Sequence:
             table=self.ticket.table,
             sampling=self.sampling if end == len(self.ids) else None,
             index=self.output,
+            ids=self.ids,
+            prompt=self.prompt,
         )
 
     def append(self, token: int, now_us: int) -> str | None:

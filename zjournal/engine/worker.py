@@ -25,7 +25,7 @@ from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.models.scripted import ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
-from zjournal.engine.sequence import Slice
+from zjournal.engine.sequence import Sampled, Slice
 from zjournal.errors import ConfigFault, EngineStartFault, Fault
 from zjournal.link import logs, wire
 
@@ -51,7 +51,7 @@ class AnyRunner(Protocol):
 
     def copy_block(self, source: int, target: int, count: int) -> None: ...
 
-    def step(self, slices: list[Slice]) -> list[int | Fault]: ...
+    def step(self, slices: list[Slice]) -> list[Sampled | Fault]: ...
 
 
 class ParentGone(Exception):

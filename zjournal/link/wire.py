@@ -34,24 +34,39 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     kv_bytes: int = 1 << 30
     max_running: int = 8
     prefill_tokens: int = 512  # most tokens computed in one step
+    queue_max: int = 1024  # requests that wait; one more is refused
+    speculation: int = 0  # most tokens drafted for one step of a request; 0: none
+    rope: str = ""  # RoPE scaling in place of the model's own, "": the model's own
     end_tokens: tuple[int, ...] = ()
     log_level: str = "info"
     log_format: str = "text"  # text or json
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """As ask.Sampling, with the seed settled."""
+    """As ask.Sampling, with the seed settled. The defaults are what changes nothing."""
 
     temperature: float
     top_p: float
     top_k: int
     seed: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over the output, as is the next
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0  # output tokens before an end token may come
+    logprobs: int = -1  # alternatives told beside each token; -1: no logprobs at all
 
 
 class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_only=True):
-    """Continue `tokens`. `namespace` partitions the cache; `stop` are stop strings as UTF-8 bytes."""
+    """Continue `tokens`. `namespace` partitions the cache; `stop` are stop strings as UTF-8 bytes.
+
+    `session` is whose turn it is, for fairness; "" is a session of its own. `background` work yields to the rest.
+    """
 
     request: str
+    session: str = ""
+    background: bool = False
     tokens: bytes
     namespace: str
     sampling: Sampling
@@ -122,11 +137,16 @@ class Matched(msgspec.Struct, frozen=True, tag_field="t", tag="matched"):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag_field="t", tag="tokens"):
-    """Sampled ids; `position` is the index of the first among the response's output tokens."""
+    """Sampled ids; `position` is the index of the first among the response's output tokens.
+
+    `logprobs`: for each id its own logprob and the number of alternatives (float32, uint32), then each of them (uint32
+    id, float32 logprob), best first; all little-endian. Empty if they were not asked for.
+    """
 
     request: str
     position: int
     ids: bytes
+    logprobs: bytes = b""
 
 
 class CacheChanged(msgspec.Struct, frozen=True, tag_field="t", tag="cache_changed"):

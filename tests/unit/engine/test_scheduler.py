@@ -3,7 +3,8 @@
 import pytest
 
 from zjournal.engine.scheduler import Limits, Scheduler
-from zjournal.errors import EngineFailed
+from zjournal.engine.sequence import Sampled
+from zjournal.errors import EngineFailed, Fault
 from zjournal.link import wire
 
 GREEDY = wire.Sampling(0.0, 1.0, 0, 0)
@@ -45,7 +46,8 @@ class Engine:
         plan = self.scheduler.plan(self.now)
         self.now += 1000
         self.plans.append([(part.request, len(part.tokens)) for part in plan.slices])
-        results = [self.says[part.request][part.index] for part in plan.slices if part.sampling is not None]
+        says = [self.says[part.request][part.index] for part in plan.slices if part.sampling is not None]
+        results = [one if isinstance(one, Fault) else Sampled((one,)) for one in says]
         self.events += plan.events
         self.events += self.scheduler.apply(plan, results, self.now)
         self.scheduler.check()

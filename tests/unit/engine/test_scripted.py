@@ -7,7 +7,7 @@ import pytest
 from zjournal.checkpoint.script import read_script
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.engine.models.scripted import ScriptedRunner
-from zjournal.engine.sequence import Slice
+from zjournal.engine.sequence import Sampled, Slice
 from zjournal.errors import EngineFailed, ModelFault
 from zjournal.link import wire
 
@@ -43,8 +43,12 @@ def play(runner, request, text, count=20, block=0):
     given, new, start = [], ids, 0
     for index in range(count):
         (result,) = runner.step([Slice(request, new, start, table, GREEDY, index)])
+        if not isinstance(result, Sampled):
+            given.append(result)
+            break
+        (result,) = result.tokens
         given.append(result)
-        if result == END or not isinstance(result, int):
+        if result == END:
             break
         start, new = start + len(new), [result]
     runner.end(request)
@@ -99,7 +103,7 @@ def test_a_copied_block_spells_what_was_copied_and_no_more(runner_of):
     runner.copy_block(0, 5, 3)
     ids = runner.tokenizer.encode("help")
     runner.begin("b", ids)
-    assert runner.step([Slice("b", ids[3:], 3, [5], GREEDY, 0)]) == runner.tokenizer.encode("a")
+    assert runner.step([Slice("b", ids[3:], 3, [5], GREEDY, 0)]) == [Sampled(tuple(runner.tokenizer.encode("a")))]
     with pytest.raises(AssertionError, match="never computed"):
         runner.copy_block(5, 6, 5)
 

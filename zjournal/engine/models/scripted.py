@@ -18,7 +18,7 @@ from pathlib import Path
 from zjournal.checkpoint.gguf import read_header
 from zjournal.checkpoint.script import Script, Turn, read_script
 from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.engine.sequence import BLOCK_TOKENS, Slice
+from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import EngineFailed, Fault, ModelFault
 from zjournal.link import wire
 
@@ -95,9 +95,9 @@ class ScriptedRunner:
         assert _FORGET not in self._blocks[source][:count], "copied what was never computed"
         self._blocks[target] = self._blocks[source][:count] + _blank(BLOCK_TOKENS - count)
 
-    def step(self, slices: Sequence[Slice]) -> list[int | Fault]:
+    def step(self, slices: Sequence[Slice]) -> list[Sampled | Fault]:
         """Records the tokens, proves every table, waits as the script says; one result per slice that samples."""
-        results: list[int | Fault] = []
+        results: list[Sampled | Fault] = []
         for part in slices:
             self._write(part)
         for part in slices:
@@ -109,7 +109,7 @@ class ScriptedRunner:
                 result = playing.next(part.index)
                 if not isinstance(result, Fault):
                     playing.ids.append(result)
-                results.append(result)
+                results.append(result if isinstance(result, Fault) else Sampled((result,)))
         return results
 
     def _choose(self, tail: str) -> int:
