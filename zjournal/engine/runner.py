@@ -86,7 +86,7 @@ class Runner:
         self._pages[target].copy_(self._pages[source])
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
-        """Computes all slices. Returns what was sampled, or why there is none, for each slice that wants one, in order."""
+        """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
         rows = self.logits(slices).numpy()
         wanting = [(part.sampling, part.index) for part in slices if part.sampling is not None]
         assert len(rows) == len(wanting)
