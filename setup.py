@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ("zjcpu.c", "pool.c", "avx512.c", "avx2.c", "portable.c")
+SOURCES = ("zjcpu.c", "pack.c", "pool.c", "avx512.c", "avx2.c", "portable.c")
 FOLDER = "zjournal/kernels/cpu"
 # Contraction would fuse multiply and add where one instruction set can and another cannot.
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-g0"]

@@ -5,6 +5,8 @@ runner, sampling included, sockets not. The memory limit of decode is the bytes 
 the bandwidth that the same threads reach by reading.
 
     python benchmarks/engine.py [MODEL.gguf]
+
+The last table shows speculation: a file is repeated with changes, with and without guesses in turn (see parts/echo.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from parts import echo
+
 from zjournal.checkpoint.locate import locate
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import BLOCK_TOKENS, Slice
@@ -35,6 +39,7 @@ STEP_TOKENS = 512  # as the scheduler cuts a prompt
 CONTEXTS = (128, 2048)
 BATCHES = (2, 4, 8)
 DECODED = 32
+GUESSES = (3, 5, 7)
 # The least ratio to the peer in the same run, and the least tokens per second where there is none.
 PREFILL_MUST = {512: (1.0, 150.0)}
 DECODE_MUST = {128: (0.2, 18.0)}
@@ -65,6 +70,7 @@ def main() -> None:
         _row(f"decode at {context}", rate, peer.get(("decode", context)), rate * step_bytes / bandwidth, must)
     for rows, rate in batches.items():
         _row(f"decode at {CONTEXTS[0]}, {rows} sequences", rate, None, None, None)
+    echo.lines(runner, path, GUESSES)
 
 
 def _row(what: str, rate: float, peer: float | None, limit: float | None, must: tuple[float, float] | None) -> None:

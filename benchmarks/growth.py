@@ -22,9 +22,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zstandard
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 
 from zjournal.api import chat
 from zjournal.api.metrics import Metrics
@@ -44,6 +47,24 @@ SAMPLED = 0.25  # of the tokens that a turn adds
 BATCH_TOKENS = 64  # in one fact, the most that promise 3 allows
 CHARACTERS_PER_TOKEN = 4.0
 ROOT = Path(__file__).parents[1]
+
+
+class Growth(NamedTuple):
+    """What a session cost, in bytes unless it says otherwise."""
+
+    turns: int
+    prompt: int  # tokens of the last turn
+    slowest_s: float  # acceptance
+    plain: int  # of the unique content as it is
+    unique: int  # of the same as one zstd frame
+    empty: int  # of the journal before the session
+    added: int  # by the session
+    naive: int
+    tables: tuple[tuple[str, int], ...]  # the largest
+
+    @property
+    def ratio(self) -> float:
+        return self.added / self.unique
 
 
 class Texts:
@@ -154,7 +175,10 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-async def _session(journal: Journal, served: Served, turns: int, batch: int, naive: sqlite3.Connection | None) -> Agent:
+async def _session(
+    journal: Journal, served: Served, turns: int, batch: int, naive: sqlite3.Connection | None
+) -> tuple[Agent, int, float]:
+    """Plays the session; returns the agent, the tokens of the last prompt, and the slowest acceptance in seconds."""
     runs = Runs(journal, Metrics(), 3600.0)
     desk = Desk(journal, runs, Metrics(), None, DECODERS)
     engine = Engine(served, runs, batch)
@@ -166,6 +190,7 @@ async def _session(journal: Journal, served: Served, turns: int, batch: int, nai
     agent = Agent(served, turns)
     tenant = desk.tenant_of(None)
     slowest = 0.0
+    prompt = 0
     for number in range(turns):
         raw = agent.body()
         engine.answer = agent.next_answer()
@@ -177,14 +202,12 @@ async def _session(journal: Journal, served: Served, turns: int, batch: int, nai
             if isinstance(step, TextDelta):
                 text += step.text
             elif isinstance(step, Ended):
-                usage = step.usage
+                prompt = step.usage.prompt
         assert naive is not None
         naive.execute("INSERT INTO turn VALUES (?, ?, ?)", (number, raw, engine.prompt))
         agent.take(text)
     await asyncio.to_thread(journal.run(lambda tx: None).result)
-    if turns:
-        print(f"{turns} turns, last prompt {usage.prompt:,} tokens, slowest acceptance {slowest * 1000:.0f} ms")
-    return agent
+    return agent, prompt, slowest
 
 
 def _by_table(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
@@ -193,38 +216,57 @@ def _by_table(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
         yield from db.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY 2 DESC LIMIT 6")
 
 
-def main() -> None:
-    turns = int(sys.argv[1]) if len(sys.argv) > 1 else TURNS
-    batch = int(sys.argv[2]) if len(sys.argv) > 2 else BATCH_TOKENS
+def measure(folder: Path, turns: int = TURNS, batch: int = BATCH_TOKENS) -> Growth:
+    """Plays the session into `folder`/data, and into `folder`/naive.db beside it. Both stay there."""
     config = load({}, {}, Path.cwd())
     served = Served.load(choose(config.model, config.cache_dir))
+    with Journal.open(folder / "empty") as journal:
+        asyncio.run(_session(journal, served, 0, batch, None))
+    naive = sqlite3.connect(folder / "naive.db", isolation_level=None)
+    naive.execute("CREATE TABLE turn (number INTEGER PRIMARY KEY, body BLOB, prompt BLOB)")
+    with Journal.open(folder / "data") as journal:
+        agent, prompt, slowest_s = asyncio.run(_session(journal, served, turns, batch, naive))
+    naive.close()
+    report = verify(folder / "data")
+    assert report.clean, report.fault
+    db = sqlite3.connect(folder / "data" / "journal.db")
+    tables = tuple(_by_table(db))
+    db.close()
+    empty = (folder / "empty" / "journal.db").stat().st_size
+    unique = agent.unique()
+    return Growth(
+        turns=turns,
+        prompt=prompt,
+        slowest_s=slowest_s,
+        plain=len(unique),
+        unique=len(zstandard.ZstdCompressor(level=3).compress(unique)),
+        empty=empty,
+        added=(folder / "data" / "journal.db").stat().st_size - empty,
+        naive=(folder / "naive.db").stat().st_size,
+        tables=tables,
+    )
+
+
+def main() -> None:
+    """Measures and prints."""
+    turns = int(sys.argv[1]) if len(sys.argv) > 1 else TURNS
+    batch = int(sys.argv[2]) if len(sys.argv) > 2 else BATCH_TOKENS
     with tempfile.TemporaryDirectory() as folder:
-        with Journal.open(Path(folder) / "empty") as journal:
-            asyncio.run(_session(journal, served, 0, batch, None))
-        empty = (Path(folder) / "empty" / "journal.db").stat().st_size
-        naive = sqlite3.connect(Path(folder) / "naive.db", isolation_level=None)
-        naive.execute("CREATE TABLE turn (number INTEGER PRIMARY KEY, body BLOB, prompt BLOB)")
-        with Journal.open(Path(folder) / "data") as journal:
-            agent = asyncio.run(_session(journal, served, turns, batch, naive))
-        report = verify(Path(folder) / "data")
-        assert report.clean, report.fault
-        db = sqlite3.connect(Path(folder) / "data" / "journal.db")
-        size = (Path(folder) / "data" / "journal.db").stat().st_size - empty
-        for name, part in _by_table(db):
-            print(f"{name:<40}{part:>12,}")
-        unique = agent.unique()
-        best = len(zstandard.ZstdCompressor(level=3).compress(unique))
-        plain = (Path(folder) / "naive.db").stat().st_size
-        rows = [
-            ("unique content, plain", len(unique)),
-            ("unique content, one zstd frame", best),
-            ("journal before the session", empty),
-            ("journal, what the session added", size),
-            ("naive journal", plain),
-        ]
-        for name, part in rows:
-            print(f"{name:<40}{part:>12,}{part / best:>9.2f}")
-        print(f"journal bytes per turn: {size / turns:,.0f}; ratio to unique content {size / best:.2f}")
+        grown = measure(Path(folder), turns, batch)
+    slowest = f"slowest acceptance {grown.slowest_s * 1000:.0f} ms"
+    print(f"{turns} turns, last prompt {grown.prompt:,} tokens, {slowest}")
+    for name, part in grown.tables:
+        print(f"{name:<40}{part:>12,}")
+    rows = [
+        ("unique content, plain", grown.plain),
+        ("unique content, one zstd frame", grown.unique),
+        ("journal before the session", grown.empty),
+        ("journal, what the session added", grown.added),
+        ("naive journal", grown.naive),
+    ]
+    for name, part in rows:
+        print(f"{name:<40}{part:>12,}{part / grown.unique:>9.2f}")
+    print(f"journal bytes per turn: {grown.added / turns:,.0f}; ratio to unique content {grown.ratio:.2f}")
 
 
 if __name__ == "__main__":

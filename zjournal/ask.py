@@ -7,9 +7,31 @@ Every text carries the JSON path it came from, so that each prompt token can be 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
+
+TOP_LOGPROBS_MAX = 20
+LOGIT_BIAS_MAX = 1024  # tokens that one request may bias
+BIAS_MAX = 100.0
+INT_MAX = 2**31 - 1
+
+# The least and the most of each setting of Sampling that is one number.
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0.0, 2.0),
+        "top_p": (0.0, 1.0),
+        "top_k": (0, INT_MAX),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.01, 10.0),
+        "presence_penalty": (-2.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "min_tokens": (0, INT_MAX),
+        "logprobs": (-1, TOP_LOGPROBS_MAX),
+    }
+)
 
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -76,12 +98,22 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to choose a token. temperature 0 is greedy; top_k 0 and top_p 1 are off; seed None: the server draws one."""
+    """How to choose a token, within RANGES. The defaults change nothing.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed None: the server draws one.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    min_p: float = 0.0  # of the best token's probability
+    repetition_penalty: float = 1.0  # divides logits of tokens in prompt and output, as transformers does
+    presence_penalty: float = 0.0  # off the logits of tokens in the output; frequency: times their count
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # added to the logits of these tokens
+    min_tokens: int = 0  # output tokens before an end token may come
+    logprobs: int = -1  # alternatives told beside each token; -1: no logprobs at all
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +131,23 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     previous: str | None = None  # previous_response_id
     session_key: str | None = None  # what the client calls its session, if it says so
+    cache_salt: str | None = None  # its KV is shared only with requests that have the same
     client: tuple[tuple[str, str], ...] = ()  # headers that say who asks, by lower-case name; no credentials
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """One token of a text: its bytes, its logprob in the model's own distribution, and the best `top` beside it."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):
-    """More text of the open message."""
+    """More text of the open message; if they were asked for, the logprobs of the tokens that it completes."""
 
     text: str
+    logprobs: tuple[Logprob, ...] = ()
 
 
 Delta = TextDelta

@@ -29,6 +29,7 @@ KEY_CHARS_MAX = 512
 THREADS_MAX = 1024
 CONTEXT_MAX = 1 << 24  # tokens
 RUNNING_MAX = 1024
+SPECULATION_MAX = 64
 KV_BYTES_MIN = 1 << 20
 KV_BYTES_MAX = 1 << 44
 WAL_BYTES_MIN = 1 << 20
@@ -41,6 +42,7 @@ SECONDS_MAX = 100 * 366 * 86400.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.gguf)(@[\w./-]+)?(:[^:]+\.gguf)?", re.ASCII)
 _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -52,13 +54,15 @@ class Config:
     port: int
     data_dir: Path
     cache_dir: Path
-    model: str  # smollm2, the path of a GGUF file, or scripted:PATH
+    model: str  # smollm2, the path of a GGUF file or folder, a name on the hub, or scripted:PATH
     weights: str
     device: str
     threads: int  # 0: all cores
     context: int  # tokens; 0: the model's own
+    rope: str  # RoPE scaling in place of the model's own; empty: the model's own
     kv_memory: int
     max_running: int
+    speculation: int  # most tokens guessed for one step; 0: none
     api_key_file: Path | None
     insecure_bind: bool
     checkpoint: str  # own or external: who empties the journal's write-ahead log
@@ -174,6 +178,13 @@ def _path(value: object, base: Path) -> Path:
     return Path(os.path.normpath(base / os.path.expanduser(_text(value, base))))
 
 
+def _rope(value: object, base: Path) -> str:
+    """What it may be is checked where the model is known; empty means the model's own."""
+    if not isinstance(value, str) or "\0" in value:
+        raise Reject("is not a text")
+    return value.strip()
+
+
 def _host(value: object, base: Path) -> str:
     host = _text(value, base)
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -183,10 +194,15 @@ def _host(value: object, base: Path) -> str:
 
 
 def _model(value: object, base: Path) -> str:
-    """A bare name stays as it is; what looks like a path is settled against the folder it was written in."""
+    """A bare name stays as it is; what looks like a path is settled against the folder it was written in.
+
+    `org/name` may be either: it is a path if there is something, and else a name on the hub.
+    """
     text = _text(value, base)
     if text.startswith("scripted:"):
         return "scripted:" + str(_path(text.removeprefix("scripted:"), base))
+    if _ON_HUB.fullmatch(text) and not os.path.exists(base / text):
+        return text
     return str(_path(text, base)) if "/" in text or text.lower().endswith(".gguf") else text
 
 
@@ -214,13 +230,15 @@ SETTINGS = (
     Setting("port", _whole(0, 65535), 8077, "Port to listen on; 0 takes a free one."),
     Setting("data_dir", _path, "$XDG_DATA_HOME/zjournal", "Where the journal is kept; one server owns it."),
     Setting("cache_dir", _path, "$XDG_CACHE_HOME/zjournal", "Where downloaded models and their checksums are kept."),
-    Setting("model", _model, "smollm2", "Model: smollm2, the path of a GGUF file, or scripted:FILE."),
+    Setting("model", _model, "smollm2", "Model: smollm2, a GGUF file, a folder, ORG/NAME of the hub, scripted:FILE."),
     Setting("weights", _choice("file", "fp32"), "file", "file: as stored in the GGUF; fp32: expanded to exact values."),
     Setting("device", _choice("auto", "cpu"), "auto", "Where the model runs: auto or cpu."),
     Setting("threads", _whole(0, THREADS_MAX), 0, "Threads of the engine; 0: all cores."),
     Setting("context", _whole(0, CONTEXT_MAX), 0, "Context window in tokens; 0: the model's own."),
+    Setting("rope", _rope, "", "RoPE in place of the model's: linear:FACTOR, yarn:FACTOR or base:NUMBER."),
     Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "2GiB", "Memory for KV blocks.", show_size),
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
+    Setting("speculation", _whole(0, SPECULATION_MAX), 5, "Tokens guessed from what was said before; 0: none."),
     Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),
     Setting("checkpoint", _choice("own", "external"), "own", "Who empties the write-ahead log: own or external."),

@@ -113,6 +113,30 @@ class ModelFault(Fault):
     code, exit_code = "model", 66
 
 
+class HubNotFound(ModelFault):
+    """The hub has no such model, revision or file, or does not show it."""
+
+    code = "hub_not_found"
+
+
+class HubUnreachable(ModelFault):
+    """The hub cannot be reached, or answers with an error of its own; another try may help. 69 is EX_UNAVAILABLE."""
+
+    code, exit_code = "hub_unreachable", 69
+
+
+class HubDenied(ModelFault):
+    """The hub wants a login, or the model's terms accepted. 77 is EX_NOPERM."""
+
+    code, exit_code = "hub_denied", 77
+
+
+class HubDiskFull(ModelFault):
+    """The disk has no room for the model. 74 is EX_IOERR."""
+
+    code, exit_code = "hub_disk_full", 74
+
+
 class DataDirFault(Fault):
     """The data directory cannot be used: not ours, not writable, or in use. 73 is EX_CANTCREAT."""
 
@@ -147,6 +171,32 @@ class ImportFault(Fault):
     """A file is no export of ours, is damaged, or does not fit into this journal. 65 is EX_DATAERR."""
 
     code, exit_code = "import", 65
+
+
+class SnapshotFault(Fault):
+    """The snapshots' folder, or a file in it, cannot be read or written just now. 74 is EX_IOERR.
+
+    `errno` is the system's, 0 where it is not the system that refuses. No file is to blame: none is put aside.
+    """
+
+    code, exit_code = "snapshot", 74
+
+    def __init__(self, message: str, *, errno: int = 0) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class ChunkFault(SnapshotFault):
+    """A file of the snapshots is not what it should be, and is not believed. 65 is EX_DATAERR.
+
+    `reason` is one of `snapshots.format.Reason`, `block` the block's index in the chunk, None if it is the whole file.
+    """
+
+    code, exit_code = "snapshot_chunk", 65
+
+    def __init__(self, path: str, reason: str, detail: str, *, block: int | None = None) -> None:
+        super().__init__(f"{path}: {detail}")
+        self.path, self.reason, self.block = path, reason, block
 
 
 class EngineStartFault(Fault):

@@ -15,21 +15,27 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zjournal import errors
+from zjournal.checkpoint import hub
+from zjournal.checkpoint.download import Meter
 from zjournal.config import Config, read_api_keys, version
-from zjournal.journal import caps, datadir, events, quick, retention
+from zjournal.journal import caps, datadir, events, retention
 from zjournal.journal.log import Journal, wall_clock_us
 from zjournal.link import logs, wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions.served import ModelChoice, Served, choose
 
 if TYPE_CHECKING:
+    from zjournal.api.replays import Replays
     from zjournal.api.running import Runs
     from zjournal.api.submit import Desk
 
+PROGRESS_EVERY_S = 5.0
 SWEEP_EVERY_S = 3600.0
 CAP_EVERY_S = 60.0
 CAP_PAUSE_S = 2.0  # between two rounds when the first was not enough
@@ -43,20 +49,42 @@ log = logging.getLogger("zjournal.server")
 def run(config: Config) -> int:
     """Serves until a signal. Returns the exit status; raises a Fault when it cannot start."""
     logs.configure(config.log_level, config.log_format)
-    choice = choose(config.model, config.cache_dir)
-    if config.context > choice.context:
-        raise errors.ConfigFault(
-            f"context {config.context} ({config.origins['context']}) is more than the {choice.context} tokens "
-            f"that {choice.path.name} was made for",
-            param="context",
-        )
+    choice = chosen(config)
     with datadir.lock(config.data_dir), _bind(config.host, config.port) as listening:
-        journal = Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max)
+        journal = Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max, strict=True)
         try:
-            quick.check_projections(journal)
             return _event_loop(_Server(config, choice, journal, listening))
         finally:
             journal.close()
+
+
+def chosen(config: Config) -> ModelChoice:
+    """The model that the configuration names. Raises ModelFault, or ConfigFault for a context that it does not have."""
+    choice = choose(config.model, config.cache_dir, config.rope, lambda name: _fetch(name, config))
+    longest = max(choice.context, choice.context_limit)
+    if config.context > longest:
+        raise errors.ConfigFault(
+            f"context {config.context} ({config.origins['context']}) is more than the {longest} tokens "
+            f"that {choice.path.name} was made for; --rope can stretch it",
+            param="context",
+        )
+    return choice
+
+
+def _fetch(name: hub.HubName, config: Config) -> Path:
+    """Brings a model from the hub, and says how far it is every few seconds."""
+    log.info("fetching %s into %s", name, config.cache_dir)
+    meter = Meter(time.monotonic())
+    told = 0.0
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= PROGRESS_EVERY_S or done == total:
+            told = now
+            log.info("%s: %s", name, meter.line(done, total, now))
+
+    return hub.pull(name, config.cache_dir, progress)
 
 
 def _event_loop(server: _Server) -> int:
@@ -96,6 +124,7 @@ class _Server:
         self._listening = listening
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._replays: Replays | None = None
         self._fault: errors.Fault | None = None  # why the server cannot go on
 
     async def serve(self) -> int:
@@ -108,6 +137,7 @@ class _Server:
         from zjournal.api.admin import AdminSocket
         from zjournal.api.metrics import Metrics
         from zjournal.api.recorded import DECODERS
+        from zjournal.api.replays import Probes, Replays
         from zjournal.api.running import Runs
         from zjournal.api.submit import Desk
 
@@ -116,12 +146,14 @@ class _Server:
         metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
         runs = Runs(self._journal, metrics, self._config.unstored_retention)
         desk = Desk(self._journal, runs, metrics, keys, DECODERS)
-        engine = EngineClient(self._engine_start(), runs)
+        probes = Probes(runs)
+        engine = EngineClient(engine_start(self._config, self._choice), probes)
         engine.start()
+        self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path))
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
-            async with AdminSocket(self._journal, self._config.data_dir).listening():
+            async with AdminSocket(self._journal, self._config.data_dir, {"sessions.replay": replays.run}).listening():
                 return await self._serve_http(desk, runs)
         finally:
             for task in tasks:
@@ -193,6 +225,8 @@ class _Server:
     async def _drain(self, desk: Desk, runs: Runs) -> None:
         """Lets what runs finish within the limit, then gives it up."""
         desk.drain()
+        if self._replays is not None:
+            self._replays.stop()
         log.info("stopping: waiting up to %.0f s for running responses", self._config.drain_timeout)
         waiting = {asyncio.create_task(desk.wait_idle()), asyncio.create_task(self._hurry.wait())}
         done, pending = await asyncio.wait(
@@ -228,6 +262,8 @@ class _Server:
         served = await asyncio.to_thread(Served.load, self._choice)
         runs.serve(served, engine)
         desk.serve(served)
+        if self._replays is not None:
+            self._replays.serve(served, engine)
 
     async def _watch(self, runs: Runs) -> None:
         """Ends the server when the engine says that the model cannot be loaded: better now than at each request."""
@@ -257,19 +293,23 @@ class _Server:
                 log.error("the journal cannot be kept within its caps: %s", fault.message)
             await asyncio.sleep(CAP_PAUSE_S if more else CAP_EVERY_S)
 
-    def _engine_start(self) -> wire.Start:
-        config = self._config
-        return wire.Start(
-            model=str(self._choice.path),
-            scripted=self._choice.scripted,
-            tokenizer=str(self._choice.file.path),
-            weights=config.weights,
-            device="cpu" if config.device == "auto" else config.device,  # the only one there is yet
-            threads=config.threads,
-            context=config.context,
-            kv_bytes=config.kv_memory,
-            max_running=config.max_running,
-            log_level=config.log_level,
-            log_format=config.log_format,
-            prefill_tokens=max(PREFILL_TOKENS, 2 * config.max_running),
-        )
+
+def engine_start(config: Config, choice: ModelChoice) -> wire.Start:
+    """The engine's first message, as the configuration has it."""
+    return wire.Start(
+        model=str(choice.path),
+        scripted=choice.scripted,
+        tokenizer=str(choice.file.path),
+        weights=config.weights,
+        device="cpu" if config.device == "auto" else config.device,  # the only one there is yet
+        threads=config.threads,
+        context=config.context,
+        rope=config.rope,
+        cache_dir=str(config.cache_dir),
+        kv_bytes=config.kv_memory,
+        max_running=config.max_running,
+        speculation=config.speculation,
+        log_level=config.log_level,
+        log_format=config.log_format,
+        prefill_tokens=max(PREFILL_TOKENS, 2 * config.max_running),
+    )

@@ -15,12 +15,16 @@ import torch
 
 LANES = 16
 BLOCK_TOKENS = 16
+HEAD_DIM_MAX = 256
+SILU, GELU_TANH = 0, 1  # of the feed-forward
 QUERIES_MAX = 64  # query heads that share one kv head
 NUMERICS = "c-fma-korder-1"  # changes whenever a kernel's bits change
 LAYOUT = "block.layer.head.kt16.v16.f32-1"  # of the KV pages
 
-_FORMATS = {"F32": 0, "Q4_1": 1, "Q8_0": 2}
-_ROW_BYTES = {"F32": (1, 4), "Q4_1": (32, 20), "Q8_0": (32, 34)}
+# The kinds of GGUF rows that the kernels read as they are, in the order of zjcpu.h.
+PACKED = ("F32", "Q4_1", "Q8_0", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+# A row's length is a multiple of so many values.
+BLOCK_VALUES = {kind: 256 if kind.endswith("_K") else 32 if kind.startswith("Q") else 1 for kind in PACKED}
 _LIBRARY = "_zjcpu"
 
 
@@ -38,22 +42,25 @@ class MatrixStruct(ctypes.Structure):
 
 LAYER_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER_NORMS = ("attn_norm", "ffn_norm")
+LAYER_OPTIONAL = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
 
 
 class LayerStruct(ctypes.Structure):
-    """zj_layer of zjcpu.h."""
+    """zj_layer of zjcpu.h: fp32 vectors by address; None or 0 leaves an optional step out."""
 
     _fields_ = (
         *((name, MatrixStruct) for name in LAYER_MATRICES),
-        *((name, ctypes.c_void_p) for name in LAYER_NORMS),
+        *((name, ctypes.c_void_p) for name in (*LAYER_NORMS, *LAYER_OPTIONAL)),
+        ("window", ctypes.c_int32),
+        ("local", ctypes.c_int32),
     )
 
 
-_MODEL_INTS = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "rope_dim", "unused")
+_MODEL_INTS = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "rope_dim", "activation")
 
 
 class ModelStruct(ctypes.Structure):
-    """zj_model of zjcpu.h."""
+    """zj_model of zjcpu.h. `activation`: SILU or GELU_TANH; a scale or address of 0 is one that is not there."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in _MODEL_INTS),
@@ -65,6 +72,10 @@ class ModelStruct(ctypes.Structure):
         ("embed", MatrixStruct),
         ("head", MatrixStruct),
         ("layer", ctypes.POINTER(LayerStruct)),
+        ("cos_local", ctypes.c_void_p),
+        ("sin_local", ctypes.c_void_p),
+        ("embed_scale", ctypes.c_float),
+        ("logit_scale", ctypes.c_float),
     )
 
 
@@ -112,14 +123,12 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "zj_close": (None, pointer),
         "zj_isa_name": (ctypes.c_char_p, pointer),
         "zj_packed_bytes": (ctypes.c_int64, integer, integer, integer),
-        "zj_pack_f32": (None, pointer, integer, integer, pointer),
-        "zj_pack_q4_1": (None, pointer, integer, integer, pointer),
-        "zj_pack_q8_0": (None, pointer, integer, integer, pointer),
+        "zj_pack": (None, pointer, integer, pointer, integer, integer, pointer),
         "zj_forward": (integer, pointer, pointer, pointer),
         "zj_linear": (integer, pointer, pointer, pointer, integer, pointer, integer),
         "zj_unpack": (None, pointer, pointer, pointer),
         "zj_norm": (None, pointer, pointer, pointer, ctypes.c_float, integer, integer, pointer),
-        "zj_silu_mul": (None, pointer, pointer, pointer, integer),
+        "zj_gate_mul": (None, pointer, integer, pointer, pointer, integer),
         "zj_rotate_store": (None, pointer, pointer, pointer, integer, pointer),
         "zj_attend": (integer, pointer, pointer, pointer, integer, pointer, pointer),
     }
@@ -156,12 +165,11 @@ class Kernels:
         self._context = None
 
     def pack(self, kind: str, rows: int, n: int, k: int) -> Packed:
-        """Packs [n, k] values stored as GGUF rows of type `kind` (F32, Q4_1, Q8_0) at address `rows`."""
-        block, _ = _ROW_BYTES[kind]
-        assert k % block == 0, (kind, k)
-        form = _FORMATS[kind]
+        """Packs [n, k] values stored as GGUF rows of type `kind` (one of PACKED) at address `rows`."""
+        assert k % BLOCK_VALUES[kind] == 0, (kind, k)
+        form = PACKED.index(kind)
         data = torch.zeros(self._library.zj_packed_bytes(form, n, k), dtype=torch.uint8)  # 64-byte aligned by torch
-        getattr(self._library, f"zj_pack_{kind.lower()}")(rows, n, k, data.data_ptr())
+        self._library.zj_pack(self._context, form, rows, n, k, data.data_ptr())
         return Packed(MatrixStruct(form, n, k, 0, data.data_ptr()), data)
 
     def unpack(self, matrix: Packed) -> torch.Tensor:
@@ -188,22 +196,25 @@ class Kernels:
         self._library.zj_norm(self._context, address(x, f32), address(weight, f32), eps, rows, width, address(y, f32))
         return y
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, element by element; the number of elements is a multiple of 16."""
+    def gate_mul(self, activation: int, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """SILU or GELU_TANH of gate, times up, element by element; the number of elements is a multiple of 16."""
         y = gate.clone()
         assert y.numel() % LANES == 0
         assert up.shape == gate.shape
+        assert activation in (SILU, GELU_TANH)
         f32 = torch.float32
-        self._library.zj_silu_mul(self._context, address(y, f32), address(up, f32), y.numel())
+        self._library.zj_gate_mul(self._context, activation, address(y, f32), address(up, f32), y.numel())
         return y
 
     def rotate_store(self, model: ModelStruct, batch: BatchStruct, layer: int, qkv: torch.Tensor) -> None:
-        """Rotates q and k in `qkv` [rows, q + k + v] in place and stores k and v in the pages of `layer`."""
+        """Adds biases to `qkv` [rows, q + k + v], norms and rotates q and k, all in place as the model's `layer` says,
+        and stores k and v in the pages of that layer."""
         pointers = ctypes.byref(model), ctypes.byref(batch), layer, address(qkv, torch.float32)
         self._library.zj_rotate_store(self._context, *pointers)
 
     def attend(self, model: ModelStruct, batch: BatchStruct, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Causal attention of the rotated q [rows, heads * head_dim] over the pages of `layer`; the same shape."""
+        """Causal attention of the rotated q [rows, heads * head_dim] over the pages of `layer`, within its window; the
+        same shape."""
         out = torch.empty_like(q)
         pointers = ctypes.byref(model), ctypes.byref(batch), layer, address(q, torch.float32), out.data_ptr()
         self._check(self._library.zj_attend(self._context, *pointers))

@@ -1,4 +1,4 @@
-/* What is done to one row by itself: norm, rotation, SiLU; and the exponential that softmax shares with it. */
+/* What is done to one row by itself: norm, rotation, SiLU, GELU; and the exponential that softmax shares with it. */
 
 /* exp(x) within 2 ulp for -87 <= x <= 88; below it 0, above it exp(88). The same operations, so the same bits,
  * everywhere: x = n ln2 + r, |r| <= 0.35, exp(r) by its Taylor polynomial of degree 7 (errs by 5e-9), times 2^n. */
@@ -43,6 +43,17 @@ static void silu_mul(float *gate, const float *up, int width) {
     for (int i = 0; i < width; i += ZJ_LANES) {
         V g = v_load(gate + i);
         V sigmoid = v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), g)));
+        v_store(gate + i, v_mul(v_div(g, sigmoid), v_load(up + i)));
+    }
+}
+
+/* The tanh approximation of GELU, 0.5 g (1 + tanh(u)), u = sqrt(2/pi) (g + 0.044715 g^3); it is g / (1 + exp(-2u)). */
+static void gelu_mul(float *gate, const float *up, int width) {
+    const V linear = v_set1(1.5957691216057308f), cubic = v_set1(0.07135481627159958f);
+    for (int i = 0; i < width; i += ZJ_LANES) {
+        V g = v_load(gate + i);
+        V twice_u = v_mul(g, v_fma(v_mul(g, g), cubic, linear));
+        V sigmoid = v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), twice_u)));
         v_store(gate + i, v_mul(v_div(g, sigmoid), v_load(up + i)));
     }
 }

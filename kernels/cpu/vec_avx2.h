@@ -12,6 +12,7 @@ typedef struct {
 #define MICRO_GROUPS 1
 #define DIRECT_ROWS 4
 #define DIRECT_GROUPS(rows) ((rows) == 1 ? 2 : 1)
+#define FEW_REGISTERS 1
 #define ATTEND_VECTORS 1
 
 #define EACH(expression_a, expression_b) ((V){expression_a, expression_b})
@@ -64,9 +65,27 @@ INLINE V v_int8(const int8_t *p) {
 INLINE I i_load(const uint32_t *p) {
     return (I){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
 }
-/* the nibble at `shift` of each lane as a float */
-INLINE V v_nibble(I word, int shift) {
-    const __m256i mask = _mm256_set1_epi32(15);
-    return EACH(_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(word.a, shift), mask)),
-                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(word.b, shift), mask)));
+INLINE V v_bfloat(const uint16_t *p) {
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8)));
+    return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)));
 }
+INLINE V v_uint8(const uint8_t *p) {
+    return EACH(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))));
+}
+INLINE V code(I word, int shift, int mask) {
+    const __m256i bits = _mm256_set1_epi32(mask);
+    return EACH(_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(word.a, shift), bits)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(word.b, shift), bits)));
+}
+/* the unsigned 4 or 5 bits, and the signed 6, at `shift` of each lane as a float */
+INLINE V v_code4(I word, int shift) { return code(word, shift, 15); }
+INLINE V v_code5(I word, int shift) { return code(word, shift, 31); }
+INLINE V v_code6(I word, int shift) {
+    return EACH(_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(word.a, 26 - shift), 26)),
+                _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(word.b, 26 - shift), 26)));
+}
+INLINE I i_or(I x, I y) { return (I){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+INLINE I i_left(I x, int shift) { return (I){_mm256_slli_epi32(x.a, shift), _mm256_slli_epi32(x.b, shift)}; }
+INLINE I i_right(I x, int shift) { return (I){_mm256_srli_epi32(x.a, shift), _mm256_srli_epi32(x.b, shift)}; }

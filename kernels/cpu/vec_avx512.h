@@ -8,6 +8,7 @@ typedef __m512i I;
 #define MICRO_GROUPS 3
 #define DIRECT_ROWS 8
 #define DIRECT_GROUPS(rows) ((rows) <= 2 ? 6 : (rows) <= 4 ? 3 : 2)
+#define FEW_REGISTERS 0
 #define ATTEND_VECTORS 4
 
 INLINE V v_zero(void) { return _mm512_setzero_ps(); }
@@ -36,8 +37,27 @@ INLINE V v_int8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 INLINE I i_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
-/* the nibble at `shift` of each lane as a float: a table look-up that reads only the low four bits of its index */
-INLINE V v_nibble(I word, int shift) {
+INLINE V v_bfloat(const uint16_t *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+INLINE V v_uint8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* The unsigned 4 or 5 bits at `shift` of each lane as a float: table look-ups that read only so many low bits of their
+ * index. */
+INLINE V v_code4(I word, int shift) {
     const V table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(word, (unsigned)shift), table);
 }
+INLINE V v_code5(I word, int shift) {
+    const V low = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const V high = _mm512_setr_ps(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
+    return _mm512_permutex2var_ps(low, _mm512_srli_epi32(word, (unsigned)shift), high);
+}
+/* the signed 6 bits */
+INLINE V v_code6(I word, int shift) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 26 - (unsigned)shift), 26));
+}
+INLINE I i_or(I a, I b) { return _mm512_or_si512(a, b); }
+INLINE I i_left(I a, int shift) { return _mm512_slli_epi32(a, (unsigned)shift); }
+INLINE I i_right(I a, int shift) { return _mm512_srli_epi32(a, (unsigned)shift); }

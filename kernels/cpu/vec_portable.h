@@ -13,6 +13,7 @@ typedef struct {
 #define MICRO_GROUPS 1
 #define DIRECT_ROWS 4
 #define DIRECT_GROUPS(rows) 1
+#define FEW_REGISTERS 1
 #define ATTEND_VECTORS 1
 
 #define LANES(expression)                     \
@@ -55,5 +56,22 @@ INLINE I i_load(const uint32_t *p) {
     memcpy(r.u, p, sizeof r.u);
     return r;
 }
-/* the nibble at `shift` of each lane as a float */
-INLINE V v_nibble(I word, int shift) { LANES((float)((word.u[i] >> shift) & 15)); }
+INLINE V v_bfloat(const uint16_t *p) {
+    V r;
+    uint32_t u[16];
+    for (int i = 0; i < 16; i++) u[i] = (uint32_t)p[i] << 16;
+    memcpy(r.f, u, sizeof u);
+    return r;
+}
+INLINE V v_uint8(const uint8_t *p) { LANES((float)p[i]); }
+/* the unsigned 4 or 5 bits, and the signed 6, at `shift` of each lane as a float */
+INLINE V v_code4(I word, int shift) { LANES((float)((word.u[i] >> shift) & 15)); }
+INLINE V v_code5(I word, int shift) { LANES((float)((word.u[i] >> shift) & 31)); }
+INLINE V v_code6(I word, int shift) { LANES((float)((int)(((word.u[i] >> shift) & 63) ^ 32) - 32)); }
+#define WORDS(expression)                     \
+    I r;                                      \
+    for (int i = 0; i < 16; i++) r.u[i] = (expression); \
+    return r
+INLINE I i_or(I x, I y) { WORDS(x.u[i] | y.u[i]); }
+INLINE I i_left(I x, int shift) { WORDS(x.u[i] << shift); }
+INLINE I i_right(I x, int shift) { WORDS(x.u[i] >> shift); }

@@ -10,6 +10,8 @@
 
 #define ROWS_SERIAL 3   /* with so few rows, waking the others costs more than norms and rotations do */
 #define ROWS_GRAIN 8
+#define TASKS_A_THREAD 8 /* of attention: so that none waits long for the last */
+#define PACK_GRAIN 64 /* whole groups of 16 */
 
 typedef struct {
     zj_pool *pool;
@@ -83,41 +85,27 @@ static size_t round16(size_t floats) { return (floats + 15) / 16 * 16; }
 /* --- packing: the file's rows [n][k] into groups of 16 outputs; `packed` is zeroed and large enough --- */
 
 int64_t zj_packed_bytes(int format, int n, int k) {
-    int64_t groups = (n + ZJ_LANES - 1) / ZJ_LANES;
-    if (format == ZJ_F32) return groups * k * ZJ_LANES * 4;
-    return groups * (k / 32) * (format == ZJ_Q4 ? ZJ_Q4_BYTES : ZJ_Q8_BYTES);
+    const zj_format *f = &zj_formats[format];
+    return (int64_t)((n + ZJ_LANES - 1) / ZJ_LANES) * (k / f->values) * f->bytes;
 }
 
-void zj_pack_f32(const float *rows, int n, int k, float *packed) {
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < k; j++)
-            packed[((size_t)(i / ZJ_LANES) * k + j) * ZJ_LANES + i % ZJ_LANES] = rows[(size_t)i * k + j];
+typedef struct {
+    int format, n, k;
+    const uint8_t *rows;
+    uint8_t *packed;
+} pack_job;
+
+static void pack_task(void *argument, int index, int worker) {
+    const pack_job *job = argument;
+    int first = index * PACK_GRAIN, end = first + PACK_GRAIN < job->n ? first + PACK_GRAIN : job->n;
+    (void)worker;
+    zj_pack_rows(job->format, job->rows, first, end, job->k, job->packed);
 }
 
-/* GGUF Q4_1: { half scale, half minimum, 16 bytes }; byte i holds k = i (low nibble) and k = i + 16 (high). */
-void zj_pack_q4_1(const uint8_t *rows, int n, int k, uint8_t *packed) {
-    for (int i = 0; i < n; i++)
-        for (int b = 0; b < k / 32; b++, rows += 20) {
-            uint8_t *to = packed + ((size_t)(i / ZJ_LANES) * (k / 32) + b) * ZJ_Q4_BYTES;
-            int lane = i % ZJ_LANES;
-            memcpy(to + 2 * lane, rows, 2);
-            memcpy(to + 32 + 2 * lane, rows + 2, 2);
-            uint32_t *word = (uint32_t *)(to + 64);
-            for (int j = 0; j < 32; j++) {
-                uint32_t nibble = j < 16 ? rows[4 + j] & 15 : rows[4 + j - 16] >> 4;
-                word[j / 8 * ZJ_LANES + lane] |= nibble << 4 * (j % 8);
-            }
-        }
-}
-
-/* GGUF Q8_0: { half scale, 32 int8 }. */
-void zj_pack_q8_0(const uint8_t *rows, int n, int k, uint8_t *packed) {
-    for (int i = 0; i < n; i++)
-        for (int b = 0; b < k / 32; b++, rows += 34) {
-            uint8_t *to = packed + ((size_t)(i / ZJ_LANES) * (k / 32) + b) * ZJ_Q8_BYTES;
-            memcpy(to + 2 * (i % ZJ_LANES), rows, 2);
-            for (int j = 0; j < 32; j++) to[32 + j * ZJ_LANES + i % ZJ_LANES] = rows[2 + j];
-        }
+/* `rows`: [n][k] as a GGUF stores them. `packed`: zj_packed_bytes of zeros. */
+void zj_pack(zj_context *context, int format, const void *rows, int n, int k, void *packed) {
+    pack_job job = {format, n, k, rows, packed};
+    zj_pool_run(context->pool, pack_task, &job, (n + PACK_GRAIN - 1) / PACK_GRAIN);
 }
 
 /* --- regions over rows --- */
@@ -126,6 +114,7 @@ typedef struct {
     const zj_isa *isa;
     const zj_model *model;
     const zj_batch *batch;
+    const zj_layer *layer;
     int layer_index, rows;
     float *x, *a, *b;        /* meaning depends on the task */
     int ldb;
@@ -156,8 +145,20 @@ static void each_row(zj_context *context, rows_job *job, rows_task task) {
     zj_pool_run(context->pool, run_rows, &region, (job->rows + ROWS_GRAIN - 1) / ROWS_GRAIN);
 }
 
+static void scale_row(float *x, int width, float factor) {
+    if (factor == 0.0f) return;
+    for (int i = 0; i < width; i++) x[i] *= factor;
+}
+
+static void add_row(float *x, const float *y, int width) {
+    for (int i = 0; y && i < width; i++) x[i] += y[i];
+}
+
 static void embed_row(rows_job *job, int row) {
-    job->isa->unpack(&job->model->embed, job->batch->token[row], job->x + (size_t)row * job->model->hidden);
+    const zj_model *m = job->model;
+    float *x = job->x + (size_t)row * m->hidden;
+    job->isa->unpack(&m->embed, job->batch->token[row], x);
+    scale_row(x, m->hidden, m->embed_scale);
 }
 
 static void norm_row(rows_job *job, int row) {
@@ -165,13 +166,35 @@ static void norm_row(rows_job *job, int row) {
     job->isa->norm(job->x + from * width, job->weight, job->model->eps, (int)width, job->a + row * width);
 }
 
-/* Rotates q and k of a row and puts k and v into the row's place in its block. a: [rows][q, k, v]. */
+/* x += norm(a) */
+static void post_norm_row(rows_job *job, int row) {
+    const int width = job->model->hidden;
+    float *a = job->a + (size_t)row * width;
+    job->isa->norm(a, job->weight, job->model->eps, width, a);
+    add_row(job->x + (size_t)row * width, a, width);
+}
+
+static void norm_heads(const rows_job *job, float *x, int heads, const float *weight) {
+    const zj_model *m = job->model;
+    for (int h = 0; weight && h < heads; h++, x += m->head_dim) job->isa->norm(x, weight, m->eps, m->head_dim, x);
+}
+
+/* Adds biases, norms and rotates q and k of a row, and puts k and v into the row's place in its block.
+ * b: [rows][q, k, v]. */
 static void store_row(rows_job *job, int row) {
     const zj_model *m = job->model;
+    const zj_layer *layer = job->layer;
     const zj_batch *batch = job->batch;
+    const int q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
     int position = batch->position[row], at = position % ZJ_BLOCK_TOKENS, half = m->rope_dim / 2;
-    const float *cos = m->cos + (size_t)position * half, *sin = m->sin + (size_t)position * half;
-    float *q = job->b + (size_t)row * job->ldb, *k = q + m->heads * m->head_dim, *v = k + m->kv_heads * m->head_dim;
+    const float *cos = (layer->local ? m->cos_local : m->cos) + (size_t)position * half;
+    const float *sin = (layer->local ? m->sin_local : m->sin) + (size_t)position * half;
+    float *q = job->b + (size_t)row * job->ldb, *k = q + q_width, *v = k + kv_width;
+    add_row(q, layer->q_bias, q_width);
+    add_row(k, layer->k_bias, kv_width);
+    add_row(v, layer->v_bias, kv_width);
+    norm_heads(job, q, m->heads, layer->q_norm);
+    norm_heads(job, k, m->kv_heads, layer->k_norm);
     job->isa->rotate(q, m->heads + m->kv_heads, m->head_dim, m->rope_dim, cos, sin);
     int block = batch->table[(size_t)batch->sequence[row] * batch->table_stride + position / ZJ_BLOCK_TOKENS];
     size_t half_floats = (size_t)m->head_dim * ZJ_BLOCK_TOKENS;
@@ -182,9 +205,13 @@ static void store_row(rows_job *job, int row) {
     }
 }
 
-static void silu_row(rows_job *job, int row) {
+static void gate_row(rows_job *job, int row) {
     float *gate = job->b + (size_t)row * job->ldb;
-    job->isa->silu_mul(gate, gate + job->model->ffn, job->model->ffn);
+    job->isa->gate_mul[job->model->activation](gate, gate + job->model->ffn, job->model->ffn);
+}
+
+static void logits_row(rows_job *job, int row) {
+    scale_row(job->a + (size_t)row * job->model->head.n, job->model->head.n, job->model->logit_scale);
 }
 
 /* --- the parts of a step --- */
@@ -210,28 +237,41 @@ static int make_tiles(const zj_model *m, const zj_batch *batch, zj_tile *tile) {
     return tiles;
 }
 
-/* Decides how the tiles are cut into tasks. Returns the floats that partial results need. */
-static size_t plan_attention(zj_attend_job *job, int threads) {
+/* The segments from the first that a tile sees to its last. */
+static int tile_segments(const zj_attend_job *job, const zj_tile *tile) {
+    int first = job->window ? job->batch->position[tile->row] + 1 - job->window : 0;
+    int last = job->batch->position[tile->row + tile->rows - 1];
+    return last / ZJ_SEGMENT + 1 - (first > 0 ? first / ZJ_SEGMENT : 0);
+}
+
+/* Decides for the layer's window how the tiles are cut into tasks. Returns the floats that partial results need. */
+static size_t plan_attention(zj_attend_job *job, int window, int threads) {
     const zj_model *m = job->model;
-    int last = 0;
-    for (int row = 0; row < job->batch->rows; row++)
-        if (job->batch->position[row] > last) last = job->batch->position[row];
-    int segments = last / ZJ_SEGMENT + 1, tasks = job->tiles * m->kv_heads;
-    job->split = 1;
-    if (threads == 1 || job->tiles != job->batch->rows || tasks >= 8 * threads || segments < 2) return 0;
-    int wanted = (8 * threads + tasks - 1) / tasks;
+    int segments = 0, tasks = job->tiles * m->kv_heads;
+    job->window = window, job->split = 1;
+    if (threads == 1 || tasks >= TASKS_A_THREAD * threads) return 0;
+    for (int tile = 0; tile < job->tiles; tile++) {
+        int count = tile_segments(job, &job->tile[tile]);
+        if (count > segments) segments = count;
+    }
+    if (segments < 2) return 0;
+    int wanted = (TASKS_A_THREAD * threads + tasks - 1) / tasks;
     job->split_segments = (segments + wanted - 1) / wanted;
     job->split = (segments + job->split_segments - 1) / job->split_segments;
     if (job->split == 1) return 0;
     job->partial_floats = round16((size_t)job->split * job->split_segments * (1 + ZJ_LANES + m->head_dim));
-    return job->partial_floats * job->tiles * m->heads;
+    return job->partial_floats * job->batch->rows * m->heads;
 }
 
 static void attend(zj_context *context, zj_attend_job *job) {
-    int kv_heads = job->model->kv_heads;
-    zj_pool_run(context->pool, context->isa->attend_task, job, job->tiles * kv_heads * job->split);
-    for (int tile = 0; job->split > 1 && tile < job->tiles; tile++)
-        for (int kv_head = 0; kv_head < kv_heads; kv_head++) context->isa->attend_fold(job, tile, kv_head);
+    int heads = job->tiles * job->model->kv_heads;
+    zj_pool_run(context->pool, context->isa->attend_task, job, heads * job->split);
+    if (job->split == 1) return;
+    if (job->batch->rows <= ROWS_SERIAL) {
+        for (int index = 0; index < heads; index++) context->isa->attend_fold(job, index, 0);
+        return;
+    }
+    zj_pool_run(context->pool, context->isa->attend_fold, job, heads);
 }
 
 static size_t scratch_floats(const zj_context *context, int k) {
@@ -245,18 +285,28 @@ typedef struct {
     size_t scratch_floats;
 } buffers;
 
+/* x += what a layer computed from `from` [rows][ldx] by `matrix`, through the norm `post` if there is one. */
+static void add_to_stream(zj_context *context, rows_job *rows, zj_linear_job *job, const zj_matrix *matrix,
+                          const float *from, int ldx, const float *post) {
+    job->parts = 1, job->x = from, job->ldx = ldx, job->ldy = rows->model->hidden;
+    job->matrix[0] = matrix, job->y[0] = post ? rows->a : rows->x, job->add = !post;
+    linear(context, job);
+    rows->weight = post;
+    if (post) each_row(context, rows, post_norm_row);
+}
+
 static void run_layer(zj_context *context, const zj_model *m, const zj_batch *batch, zj_attend_job *attention,
                       const buffers *f, int index) {
     const zj_layer *layer = &m->layer[index];
     const int q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
     const int qkv_width = q_width + 2 * kv_width;
-    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer_index = index, .rows = batch->rows};
-    rows.x = f->x;
+    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .rows = batch->rows, .x = f->x, .a = f->normed};
+    rows.layer = layer, rows.layer_index = index;
     zj_linear_job job = {.rows = batch->rows, .scratch = f->scratch, .scratch_floats = f->scratch_floats};
 
-    rows.a = f->normed, rows.weight = layer->attn_norm;
+    rows.weight = layer->attn_norm;
     each_row(context, &rows, norm_row);
-    job.parts = 3, job.x = f->normed, job.ldx = m->hidden, job.ldy = qkv_width;
+    job.parts = 3, job.x = f->normed, job.ldx = m->hidden, job.ldy = qkv_width, job.add = 0;
     job.matrix[0] = &layer->q, job.y[0] = f->qkv;
     job.matrix[1] = &layer->k, job.y[1] = f->qkv + q_width;
     job.matrix[2] = &layer->v, job.y[2] = f->qkv + q_width + kv_width;
@@ -265,10 +315,9 @@ static void run_layer(zj_context *context, const zj_model *m, const zj_batch *ba
     rows.b = f->qkv, rows.ldb = qkv_width;
     each_row(context, &rows, store_row);
     attention->layer = index;
+    plan_attention(attention, layer->window, zj_pool_threads(context->pool));
     attend(context, attention);
-    job.parts = 1, job.x = f->mixed, job.ldx = q_width, job.ldy = m->hidden, job.add = 1;
-    job.matrix[0] = &layer->o, job.y[0] = f->x;
-    linear(context, &job);
+    add_to_stream(context, &rows, &job, &layer->o, f->mixed, q_width, layer->post_attn_norm);
 
     rows.weight = layer->ffn_norm;
     each_row(context, &rows, norm_row);
@@ -278,10 +327,8 @@ static void run_layer(zj_context *context, const zj_model *m, const zj_batch *ba
     linear(context, &job);
 
     rows.b = f->wide, rows.ldb = 2 * m->ffn;
-    each_row(context, &rows, silu_row);
-    job.parts = 1, job.x = f->wide, job.ldx = 2 * m->ffn, job.ldy = m->hidden, job.add = 1;
-    job.matrix[0] = &layer->down, job.y[0] = f->x;
-    linear(context, &job);
+    each_row(context, &rows, gate_row);
+    add_to_stream(context, &rows, &job, &layer->down, f->wide, 2 * m->ffn, layer->post_ffn_norm);
 }
 
 int zj_forward(zj_context *context, const zj_model *m, const zj_batch *batch) {
@@ -292,7 +339,11 @@ int zj_forward(zj_context *context, const zj_model *m, const zj_batch *batch) {
     zj_tile *tile = malloc(sizeof *tile * (n ? n : 1));
     if (!tile) return -1;
     zj_attend_job attention = {.model = m, .batch = batch, .tile = tile, .tiles = make_tiles(m, batch, tile)};
-    size_t partial = plan_attention(&attention, zj_pool_threads(context->pool));
+    size_t partial = 0;
+    for (int index = 0; index < m->layers; index++) {
+        size_t floats = plan_attention(&attention, m->layer[index].window, zj_pool_threads(context->pool));
+        if (floats > partial) partial = floats;
+    }
     buffers f = {.scratch_floats = scratch_floats(context, widest)};
     size_t sizes[] = {n * m->hidden, n * m->hidden, n * qkv_width, n * q_width, n * 2 * m->ffn, partial,
                       f.scratch_floats * zj_pool_threads(context->pool)};
@@ -317,6 +368,8 @@ int zj_forward(zj_context *context, const zj_model *m, const zj_batch *batch) {
         head.matrix[0] = &m->head, head.y[0] = batch->logits;
         head.scratch = f.scratch, head.scratch_floats = f.scratch_floats;
         linear(context, &head);
+        rows.pick = NULL, rows.a = batch->logits;
+        if (m->logit_scale != 0.0f) each_row(context, &rows, logits_row);
     }
     free(tile);
     return 0;
@@ -344,14 +397,14 @@ void zj_norm(zj_context *context, const float *x, const float *weight, float eps
         context->isa->norm(x + (size_t)row * width, weight, eps, width, y + (size_t)row * width);
 }
 
-void zj_silu_mul(zj_context *context, float *gate, const float *up, int width) {
-    context->isa->silu_mul(gate, up, width);
+void zj_gate_mul(zj_context *context, int activation, float *gate, const float *up, int width) {
+    context->isa->gate_mul[activation](gate, up, width);
 }
 
-/* qkv: [rows][q, k, v], changed in place; k and v go to the pages of layer `layer`. */
-void zj_rotate_store(zj_context *context, const zj_model *m, const zj_batch *batch, int layer, float *qkv) {
-    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .layer_index = layer, .rows = batch->rows};
-    rows.b = qkv;
+/* qkv: [rows][q, k, v], changed in place; k and v go to the pages of the model's layer `index`. */
+void zj_rotate_store(zj_context *context, const zj_model *m, const zj_batch *batch, int index, float *qkv) {
+    rows_job rows = {.isa = context->isa, .model = m, .batch = batch, .rows = batch->rows, .b = qkv};
+    rows.layer = &m->layer[index], rows.layer_index = index;
     rows.ldb = (m->heads + 2 * m->kv_heads) * m->head_dim;
     each_row(context, &rows, store_row);
 }
@@ -363,7 +416,7 @@ int zj_attend(zj_context *context, const zj_model *m, const zj_batch *batch, int
     zj_attend_job job = {.model = m, .batch = batch, .layer = layer, .q = q, .out = out, .tile = tile};
     job.ldq = m->heads * m->head_dim;
     job.tiles = make_tiles(m, batch, tile);
-    size_t partial = plan_attention(&job, zj_pool_threads(context->pool));
+    size_t partial = plan_attention(&job, m->layer[layer].window, zj_pool_threads(context->pool));
     job.partial = partial ? reserve(context, partial) : NULL;
     int failed = partial && !job.partial;
     if (!failed) attend(context, &job);

@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from zjournal.checkpoint.gguf import TensorFile, read_header
-from zjournal.engine.models import llama
+from zjournal.checkpoint.checkpoint import GgufCheckpoint
+from zjournal.checkpoint.gguf import TensorFile
 
 _NAMES = {
     "q": "self_attn.q_proj",
@@ -34,8 +34,9 @@ def half_split(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def load(path: str | Path) -> LlamaForCausalLM:
     """The model in fp32 with tied or own head, ready for inference."""
-    header = read_header(path)
-    shape = llama.read_shape(header)
+    checkpoint = GgufCheckpoint(Path(path))
+    header, model = checkpoint.header, checkpoint.model()
+    shape = model.decoder
     config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -46,7 +47,7 @@ def load(path: str | Path) -> LlamaForCausalLM:
         head_dim=shape.head_dim,
         max_position_embeddings=shape.context,
         rms_norm_eps=shape.eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_base},
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope.base},
         tie_word_embeddings="output.weight" not in header.tensors,
     )
     with TensorFile(header) as file:
@@ -65,12 +66,12 @@ def load(path: str | Path) -> LlamaForCausalLM:
         )
         for layer in range(shape.layers):
             for part, name in _NAMES.items():
-                weight = values(llama.layer_tensor(layer, part))
+                weight = values(model.spelling.of(layer, part))
                 if part in ("q", "k"):
                     weight = half_split(weight, shape.heads if part == "q" else shape.kv_heads)
                 state[f"model.layers.{layer}.{name}.weight"] = weight
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict({name: torch.from_numpy(weight) for name, weight in state.items()}, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are no weights: made anew off "meta"
-    return model.eval()
+        made = LlamaForCausalLM(config)
+    made.load_state_dict({name: torch.from_numpy(weight) for name, weight in state.items()}, assign=True)
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are no weights: made anew off "meta"
+    return made.eval()

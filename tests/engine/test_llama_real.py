@@ -11,9 +11,12 @@ import torch
 
 from tests import native, smollm2
 from tests.engine import oracle
+from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.checkpoint.gguf import TensorFile, read_header
 from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.engine.models import llama, weights
+from zjournal.engine.models import weights
+from zjournal.engine.models.decoder import Batch
+from zjournal.engine.models.native import NativeDecoder
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import BLOCK_TOKENS, Slice
 from zjournal.kernels import cpu
@@ -43,10 +46,11 @@ def judge():
 
 
 def open_runner(mode: str = "file") -> Runner:
-    header = read_header(smollm2.path())
-    shape = llama.read_shape(header)
-    model = llama.NativeLlama(shape, header, shape.context, native.kernels(""), mode, lambda _: None)
-    return Runner(model, shape.context, BLOCKS, "test")
+    checkpoint = open_checkpoint(smollm2.path())
+    model = checkpoint.model()
+    context = model.decoder.context
+    decoder = NativeDecoder(checkpoint, model, context, native.kernels(""), mode, lambda _: None)
+    return Runner(decoder, context, BLOCKS, "test")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,7 @@ def all_logits(runner: Runner, ids: list[int], last: int) -> torch.Tensor:
     batch = runner._batch([part(ids, 0)])
     want = torch.arange(len(ids) - last, len(ids), dtype=torch.int32)
     return runner._model.forward(
-        llama.Batch(*(want if name == "want" else getattr(batch, name) for name in batch.__struct_fields__)),
+        Batch(*(want if name == "want" else getattr(batch, name) for name in batch.__struct_fields__)),
         runner._pages,
     )
 

@@ -10,8 +10,12 @@ import torch
 
 from tests import native
 from tests.engine import oracle, toy
+from zjournal.checkpoint.checkpoint import check_tensors, open_checkpoint
 from zjournal.checkpoint.gguf import TensorFile, read_header
-from zjournal.engine.models import llama, weights
+from zjournal.engine.models import weights
+from zjournal.engine.models.decoder import Decoder
+from zjournal.engine.models.native import NativeDecoder
+from zjournal.engine.models.plain import PlainDecoder
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import ModelFault
@@ -30,19 +34,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_runner(path: Path, engine: str, mode: str = "file", threads: int = 2) -> Runner:
-    header = read_header(path)
-    shape = llama.read_shape(header)
-    weights.check_tensors(header, *llama.expected_tensors(shape))
+    checkpoint = open_checkpoint(path)
+    described = checkpoint.model()
+    check_tensors(checkpoint, described)
+    context = described.decoder.context
 
     def progress(_: float) -> None:
         pass
 
-    model: llama.Llama
+    model: Decoder
     if engine == "torch":
-        model = llama.TorchLlama(shape, header, shape.context, "a test", progress)
+        model = PlainDecoder(checkpoint, described, context, "a test", progress)
     else:
-        model = llama.NativeLlama(shape, header, shape.context, native.kernels(engine, threads), mode, progress)
-    return Runner(model, shape.context, SEQUENCES * WIDTH, "test")
+        model = NativeDecoder(checkpoint, described, context, native.kernels(engine, threads), mode, progress)
+    return Runner(model, context, SEQUENCES * WIDTH, "test")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -200,16 +205,16 @@ def _without(name: str):
 
 FAULTS = {
     "architecture gpt2": ({"architecture": "gpt2"}, "architecture gpt2"),
-    "experts": ({"changed": {"llama.expert_count": 8}}, "experts"),
-    "scaled RoPE": ({"changed": {"llama.rope.scaling.type": "yarn"}}, "yarn"),
-    "no key heads": ({"changed": {"llama.attention.head_count_kv": 0}}, "head_count_kv"),
+    "experts": ({"changed": {"llama.expert_count": 8}}, "expert_count"),
+    "scaled RoPE": ({"changed": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
+    "no key heads": ({"changed": {"llama.attention.head_count_kv": 0}}, "key heads"),
     "odd key heads": ({"changed": {"llama.attention.head_count_kv": 4}}, "multiple of 4"),
-    "absurd layers": ({"changed": {"llama.block_count": 1 << 30}}, "block_count"),
+    "absurd layers": ({"changed": {"llama.block_count": 1 << 30}}, "layers"),
     "width of text": ({"changed": {"llama.embedding_length": "wide"}}, "embedding_length"),
     "other width": ({"changed": {"llama.feed_forward_length": 192}}, "blk.0.ffn_gate.weight has the shape"),
     "missing": ({"content": _without("blk.1.attn_k.weight")}, "blk.1.attn_k.weight is missing"),
     "bias": ({"content": toy.tensors() | {"blk.0.attn_q.bias": (np.zeros(192), "F32")}}, "blk.0.attn_q.bias is none"),
-    "type": ({"content": toy.tensors("Q5_0")}, "type Q5_0"),
+    "type": ({"content": toy.tensors("MXFP4")}, "type MXFP4"),
 }
 
 

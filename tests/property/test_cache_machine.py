@@ -6,12 +6,14 @@ each table spells its request's tokens.
 """
 
 from array import array
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
+from zjournal.engine.cache.prefix import ATTENTION_TOKENS, USES_MAX
 from zjournal.engine.cache.residency import Residency
 
 POOL = 12
@@ -32,12 +34,20 @@ def common(a, b):
     return length
 
 
+@dataclass
+class Kept:
+    tick: int  # of the last use
+    base: float  # the level then
+    uses: int = 0  # requests that began with it
+
+
 class Naive:
-    """Kept prefixes by (namespace, tokens of the path) with the tick of their last use."""
+    """Kept prefixes by (namespace, tokens of the path), and what each is worth."""
 
     def __init__(self):
         self.kept = {}
         self.tick = 0
+        self.level = 0.0
 
     @staticmethod
     def parent(key):
@@ -56,23 +66,32 @@ class Naive:
     def touch(self, key):
         self.tick += 1
         for one in self.path(key):
-            self.kept[one] = self.tick
+            self.kept[one].tick, self.kept[one].base = self.tick, self.level
+
+    def use(self, key):
+        self.touch(key)
+        for one in self.path(key):
+            self.kept[one].uses = min(self.kept[one].uses + 1, USES_MAX)
 
     def insert(self, key):
         siblings = [one for one in self.kept if self.parent(one) == self.parent(key)]
         for one in siblings:
             if one[1][: len(key[1])] == key[1]:
                 return one
-        for one in siblings:
-            if key[1][: len(one[1])] == one[1]:
-                del self.kept[one]
-        self.kept[key] = self.tick
+        shorter = [one for one in siblings if key[1][: len(one[1])] == one[1]]
+        self.kept[key] = Kept(self.tick, self.level, max((self.kept.pop(one).uses for one in shorter), default=0))
         return key
+
+    def worth(self, key):
+        kept = self.kept[key]
+        return kept.base + (1 + len(self.parent(key)[1]) / ATTENTION_TOKENS) * (1 + kept.uses)
 
     def evict(self, pinned):
         parents = {self.parent(one) for one in self.kept}
         leaves = [one for one in self.kept if one not in parents and one not in pinned]
-        del self.kept[min(leaves, key=self.kept.__getitem__)]
+        least = min(leaves, key=lambda one: (self.worth(one), self.kept[one].tick))
+        self.level = max(self.level, self.worth(least))
+        del self.kept[least]
 
 
 class Request:
@@ -134,10 +153,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert ticket.cached in (best, best // BLOCK_TOKENS * BLOCK_TOKENS)
         if ticket.copy is not None:
             source = self.content[ticket.copy.source]
-            self.naive.touch(self.key_of_partial(namespace, ids, ticket, source))
+            self.naive.use(self.key_of_partial(namespace, ids, ticket, source))
             self.content[ticket.copy.target] = source[: ticket.copy.count]
         else:
-            self.naive.touch((namespace, tuple(ids[: ticket.cached])))
+            self.naive.use((namespace, tuple(ids[: ticket.cached])))
         self.running.append(Request(ticket, ids, room))
         self.sync()
 
@@ -196,7 +215,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert (before - after).isdisjoint(self.pinned())
         for namespace, spelled in after - before:  # the beginning of a block whose end went
             cut = [key for key in before - after if key[0] == namespace and key[1][: len(spelled)] == spelled]
-            self.naive.kept[namespace, spelled] = max(self.naive.kept[key] for key in cut)
+            like = max((self.naive.kept[key] for key in cut), key=lambda kept: kept.tick)
+            self.naive.kept[namespace, spelled] = Kept(like.tick, like.base, like.uses)
         for key in before - after:
             del self.naive.kept[key]
         self.sync()

@@ -92,6 +92,18 @@ CASES = {
         f"its end is missing: it has 6 facts, and {HEAD_FILE} has seen 11",
         "zj journal salvage OUT",
     ),
+    "no version": (
+        _sql("PRAGMA user_version = 0"),
+        65,
+        "has schema version 0, and this zjournal reads 1",
+        "zj journal salvage OUT",
+    ),
+    "trigger": (
+        _sql("CREATE TRIGGER spy AFTER INSERT ON event BEGIN DELETE FROM turn; END"),
+        65,
+        "has a trigger 'spy' on table event",
+        "drop it with the program that made it",
+    ),
     "projections": (
         _sql("DELETE FROM turn WHERE response = 'r2'"),
         65,
@@ -128,6 +140,41 @@ def _check(tmp_path: Path, damage: Callable[[Path], None], code: int, reason: st
     assert "Traceback" not in done.stderr
     left = {name: state for name, state in _state(data_dir).items() if not name.endswith(("-wal", "-shm"))}
     assert left == {name: state for name, state in before.items() if not name.endswith(("-wal", "-shm"))}
+
+
+CHANGING = (
+    ("sessions", "delete", "s1", "--yes"),
+    ("sessions", "pin", "s1"),
+    ("journal", "compact"),
+)
+
+
+@pytest.mark.parametrize("command", CHANGING, ids=lambda command: command[1])
+@pytest.mark.parametrize("case", ["newer", "read-only", "unwritable", "corrupt", "trigger", "projections"])
+def test_commands_change_nothing_of_a_bad_file(tmp_path: Path, case: str, command: tuple[str, ...]) -> None:
+    """Without a server a command is refused for the same reasons, and in the same words."""
+    damage, code, reason, step = CASES[case]
+    data_dir = tmp_path / "data"
+    damage(data_dir)
+    before = _state(data_dir)
+    done = zj(*command, "--data-dir", str(data_dir))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert reason in done.stderr and step in done.stderr and str(data_dir) in done.stderr
+    assert "Traceback" not in done.stderr
+    after = {name: state for name, state in _state(data_dir).items() if not name.endswith(("-wal", "-shm"))}
+    assert after == {name: state for name, state in before.items() if not name.endswith(("-wal", "-shm"))}
+
+
+def test_a_newer_journal_is_told_by_its_first_bytes(tmp_path: Path) -> None:
+    """Not even SQLite's own files appear beside it."""
+    data_dir = tmp_path / "data"
+    CASES["newer"][0](data_dir)
+    before = _state(data_dir)
+    for command in (("sessions", "list"), ("journal", "verify"), ("journal", "salvage", str(tmp_path / "out"))):
+        done = zj(*command, "--data-dir", str(data_dir))
+        assert (done.returncode, "use the newer zjournal" in done.stderr) == (65, True), done.stderr
+    assert _state(data_dir) == before
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("case", CASES)

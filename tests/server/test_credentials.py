@@ -40,6 +40,16 @@ def test_no_credential_is_written(tmp_path: Path, path: str) -> None:
         body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
     raw = json.dumps(body).encode()
     flags = ("--api-key-file", str(keys), "--log-level", "debug")
+    # Fields that some clients send along, and where remote tools have their keys.
+    tool = {"type": "mcp", "server_label": "x", "server_url": f"https://{USER}@host/x", "authorization": COOKIE}
+    more = {
+        "api_key": QUERY,
+        "extra_headers": {"Authorization": f"Bearer {KEY}", "X-Whatever": COOKIE},
+        "tools": [tool | {"headers": {"X-Token": COOKIE}}],
+        "metadata": {"note": f"my key is {KEY}", "password": QUERY},
+        "prompt_cache_key": KEY,
+        "user": KEY,
+    }
     with Server(tmp_path / "data", *flags, model=scripted(tmp_path, {"text": "hi"})) as server:
         cookie = {"Cookie": f"session={COOKIE}", "User-Agent": "an-agent/1"}
         places = [
@@ -58,12 +68,20 @@ def test_no_credential_is_written(tmp_path: Path, path: str) -> None:
             answer = _request(server.port, target, cookie | headers, raw)
             assert status in answer.split(b"\r\n", 1)[0], answer[:200]
             assert b"canary-7a21" not in answer
+        for name, value in more.items():
+            answer = server.post(path, {**body, name: value}, headers={"x-api-key": KEY, **cookie})
+            assert answer.status_code in (200, 400), answer.text
+            assert "canary-7a21" not in answer.text
         metrics = server.http.get("/metrics", headers={"x-api-key": KEY}).content
         assert server.terminate() == 0
     where = ("--data-dir", str(server.data_dir))
     shown = zj("sessions", "list", "--json", *where)
     assert len(json.loads(shown.stdout)) >= 2
     written = {file.name: file.read_bytes() for file in server.data_dir.iterdir() if file.is_file()}
+    for session in json.loads(shown.stdout):
+        exported = zj("sessions", "export", session["session"], *where)
+        assert exported.returncode == 0, exported.stderr
+        written[f"export {session['session']}"] = exported.stdout.encode()
     written |= {"the log": server.log.read_bytes(), "metrics": metrics, "list": shown.stdout.encode()}
     for name, data in {**written, **_contents(server.data_dir)}.items():
         for needle in NEEDLES:

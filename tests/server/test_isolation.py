@@ -57,6 +57,23 @@ def test_a_prefix_is_not_shared_between_keys(keyed: Server) -> None:
     assert foreign["usage"]["input_tokens_details"]["cached_tokens"] == 0
 
 
+def test_a_salt_keeps_cached_prefixes_apart_and_conversations_together(keyed: Server) -> None:
+    def ask(salt: str | None, **more: str) -> tuple[str, int]:
+        body = {"model": "default", "input": "a long and shared beginning " * 20, **more}
+        answer = keyed.post("/v1/responses", body | ({"cache_salt": salt} if salt else {}), headers=bearer(K1)).json()
+        return answer["id"], answer["usage"]["input_tokens_details"]["cached_tokens"]
+
+    first, cached = ask("one")
+    assert cached == 0
+    assert ask("one")[1] > 0
+    assert ask("two")[1] == ask(None)[1] == 0
+    assert ask("one", previous_response_id=first)[1] > 100, "the chain and its KV"
+    assert ask("three", previous_response_id=first)[1] == 0, "the chain, and none of its KV"
+    assert keyed.http.get(f"/v1/responses/{first}", headers=bearer(K1)).status_code == 200
+    refused = keyed.post("/v1/responses", {"model": "default", "input": "x", "cache_salt": ""}, headers=bearer(K1))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+
+
 def test_r28_both_key_headers_work_and_none_is_401(keyed: Server) -> None:
     """Field report R28."""
     body = {"model": "default", "input": "x"}

@@ -127,12 +127,12 @@ def test_a_tensor_type_that_cannot_be_run_is_one_line_before_anything_is_bound(t
     name = b"blk.0.attn_q.weight"
     kind = data.index(name) + len(name) + 4 + 2 * 8  # behind the number of axes and the two extents
     assert data[kind] == 3  # Q4_1
-    data[kind] = 30
-    path = tmp_path / "bf16.gguf"
+    data[kind] = 39
+    path = tmp_path / "mxfp4.gguf"
     path.write_bytes(data)
     done = zj("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--model", str(path))
     assert done.returncode == 66
-    assert "blk.0.attn_q.weight" in done.stderr and "BF16" in done.stderr
+    assert "blk.0.attn_q.weight" in done.stderr and "MXFP4" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

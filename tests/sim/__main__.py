@@ -50,12 +50,14 @@ def _run(drawn: plan.Plan, arguments: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(prefix="zjournal-sim-") as folder:
         place = Path(folder).resolve()
         try:
-            digest = run.Run(drawn, place, shim=shim, lying=arguments.lying_disk, say=print).run()
+            played = run.Run(drawn, place, shim=shim, lying=arguments.lying_disk, say=print)
+            digest = played.run()
         except Exception as error:
             if not isinstance(error, run.Mismatch):
                 traceback.print_exc()
             print(f"FAILED: {error}\nrepeat it with: python -m tests.sim --seed {drawn.seed} --steps {arguments.steps}")
             return False
+    print("met: " + ", ".join(f"{name} {count}" for name, count in sorted(played.met.items())))
     print(f"digest {digest}", flush=True)
     return True
 

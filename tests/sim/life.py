@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,11 +20,17 @@ from typing import Any, NamedTuple
 
 from tests.sim import model
 from tests.sim.disk import Rule, Shim
+from tests.sim.plan import Sealing
 from zjournal.errors import Fault, JournalUnavailable
-from zjournal.journal import datadir, retention
+from zjournal.journal import compact, datadir, log, removal, retention, segments, wal
 from zjournal.journal.events import Fact, Recorded
 from zjournal.journal.log import Journal
 from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.sessions import transfer
+
+PAGE_BYTES = 4_096
+SILENCE_S = 0.005  # in place of the journal's own pause, for which a run has no time
+DECODERS = {"responses": lambda body: ()}  # the traffic's bodies hold no items
 
 
 class Batch(NamedTuple):
@@ -43,6 +50,12 @@ class Hold(NamedTuple):
     """Opens a read transaction that stays open, or ends it."""
 
     on: bool
+
+
+class Silence(NamedTuple):
+    """Lets time pass, up to `now`, in which nothing is asked."""
+
+    now: int
 
 
 class Die(NamedTuple):
@@ -82,6 +95,7 @@ class Birth(NamedTuple):
     seed: str
     now: int
     checkpoint_pages: int
+    sealing: Sealing
 
 
 def live(birth: Birth, channel: Connection) -> None:
@@ -101,6 +115,13 @@ class _Life:
         self._birth = birth
         self._channel = channel
         self._now = birth.now
+        self._silence: int | None = None
+        self._journal: Journal | None = None
+        log.IDLE_S = SILENCE_S
+        # Limits that a run would never reach. This process is ours alone.
+        log.SEAL_FACTS, log.SEAL_WAITING_MAX, segments.FACTS_MAX = birth.sealing
+        wal.CHECKPOINT_BYTES = wal.STEP_BYTES = birth.checkpoint_pages * PAGE_BYTES
+        wal.PATIENT_BYTES = wal.REFUSE_BYTES  # waiting for a reader takes longer than a run
         self._shim = Shim(birth.root, birth.log, birth.rules) if birth.log else None
         self._held: AbstractContextManager | None = None
 
@@ -111,8 +132,7 @@ class _Life:
             return
         self._journal, self._lock = opened.value
         while True:
-            message = self._channel.recv()
-            match message:
+            match message := self._channel.recv():
                 case Batch():
                     self._now = message.now
                     outcomes = self._batch(message.commands)
@@ -120,6 +140,8 @@ class _Life:
                     self._answer(outcomes)
                 case Read(after):
                     self._answer([_outcome(lambda after=after: self._read(after))])  # type: ignore[misc]
+                case Silence(now):
+                    self._answer([_outcome(lambda now=now: self._wait(now))])  # type: ignore[misc]
                 case Hold(on):
                     self._answer([_outcome(lambda on=on: self._hold(on))])  # type: ignore[misc]
                 case Die():
@@ -138,17 +160,37 @@ class _Life:
     def _open(self) -> tuple[Journal, datadir.Lock]:
         chance = random.Random(self._birth.seed)
         lock = datadir.lock(self._birth.data_dir)
-        journal = Journal.open(self._birth.data_dir, clock=lambda: self._now, entropy=chance.randbytes)
-        pages = self._birth.checkpoint_pages
-        journal.run(lambda tx: tx.db.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()).exception()
+        journal = self._journal = Journal.open(self._birth.data_dir, clock=self._clock, entropy=chance.randbytes)
         _settle(journal)
         return journal, lock
+
+    def _clock(self) -> int:
+        """For the writer no time passes between commits, but in a silence: else what it does would depend on timing."""
+        if threading.current_thread().name != log.WRITER_THREAD:
+            return self._now
+        if self._silence is not None:
+            return self._silence
+        return self._journal._upkept_us if self._journal else 0
+
+    def _wait(self, now: int) -> None:
+        """A silence, until the writer has done what it does in one."""
+        journal = self._open_journal
+        self._now = self._silence = now
+        while journal._idle_s is not None and journal._upkept_us != now:
+            time.sleep(SILENCE_S / 5)
+        self._silence = None
+        _settle(journal)
+
+    @property
+    def _open_journal(self) -> Journal:
+        assert self._journal is not None
+        return self._journal
 
     def _batch(self, commands: Sequence[model.Command]) -> list[Outcome]:
         if len(commands) == 1:
             return [_outcome(lambda: self._start(commands[0])())]
         gate = threading.Event()
-        held = self._journal.run(lambda _: gate.wait())
+        held = self._open_journal.run(lambda _: gate.wait())
         waits = [self._start(command) for command in commands]
         gate.set()
         held.exception()
@@ -156,7 +198,7 @@ class _Life:
 
     def _start(self, command: model.Command) -> Callable[[], Any]:
         """Begins a command; returns how to wait for it. What has no future cannot stand in a batch of several."""
-        journal = self._journal
+        journal = self._open_journal
         match command:
             case model.Append(facts):
                 return journal.append(facts).result
@@ -169,19 +211,38 @@ class _Life:
             case model.Recover():
                 return lambda: [turn.response for turn in journal.recover()]
             case model.Rebuild():
-                return lambda: journal.rebuild() and None
+                return lambda: _nothing(journal.rebuild())
             case model.TenantNamed(name):
                 return lambda: journal.tenant(name)
+            case model.Seal(limit):
+                return lambda: _nothing(journal.seal(limit))
+            case model.Compact():
+                return lambda: _nothing(compact.compact(journal))
+            case model.Prune(session, last_seq):
+                return lambda: self._prune(session, last_seq)
+            case model.Export(session):
+                return lambda: self._export(session)
+
+    def _prune(self, session: str, last_seq: int) -> list[str]:
+        removed = removal.remove_session(self._open_journal, session, removal.PRUNED, last_seq=last_seq)
+        return [str(removed.turns), str(removed.erased), *removed.kept]
+
+    def _export(self, session: str) -> bytes:
+        journal = self._open_journal
+        found = journal.session(session)
+        assert found is not None
+        selection = transfer.Selection.of(journal, found, journal.turns(session))
+        return b"".join(transfer.export(journal, selection, DECODERS))
 
     def _read(self, after: int) -> list[Recorded]:
-        return self._journal.read(after)
+        return self._open_journal.read(after)
 
     def _hold(self, on: bool) -> None:
         if self._held is not None:
             held, self._held = self._held, None
             held.__exit__(None, None, None)
         if on:
-            transaction = self._journal.transaction()
+            transaction = self._open_journal.transaction()
             transaction.__enter__().execute("SELECT count(*) FROM event").fetchone()
             self._held = transaction
 
@@ -192,15 +253,15 @@ class _Life:
                 tx.append(order.facts)
                 _kill()
 
-            self._journal.run(work).exception()
+            self._open_journal.run(work).exception()
         elif order.how == "untold":
-            self._journal.subscribe(lambda _: _kill())
-            self._journal.append(order.facts).exception()
+            self._open_journal.subscribe(lambda _: _kill())
+            self._open_journal.append(order.facts).exception()
         _kill()
 
     def _close(self) -> None:
         self._hold(False)
-        self._journal.close()
+        self._open_journal.close()
         self._lock.release()
 
 
@@ -211,6 +272,10 @@ def _settle(journal: Journal) -> None:
     """
     for _ in range(2):
         journal.run(lambda _: None).exception()
+
+
+def _nothing(_: object) -> None:
+    """What a command returns that the model cannot predict."""
 
 
 def _kill() -> None:

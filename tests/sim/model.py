@@ -7,6 +7,7 @@ erasure may take is written down here once more, as docs/journal.md has it.
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,8 +15,18 @@ from typing import NamedTuple
 from zjournal.journal import events
 from zjournal.journal.events import AnyEvent, Fact, Recorded
 from zjournal.journal.reader import Reader, Tenant
+from zjournal.sessions.makers import Makers
+from zjournal.sessions.records import Records
 
 _STATUS = {"stop": "completed", "stop_string": "completed", "length": "incomplete", "cancelled": "cancelled"}
+
+
+class Request(NamedTuple):
+    """What a turn's record must give back."""
+
+    response: str
+    body: bytes
+    ids: tuple[int, ...]
 
 
 class Append(NamedTuple):
@@ -23,6 +34,7 @@ class Append(NamedTuple):
 
     facts: tuple[Fact, ...]
     wrong: bool = False
+    request: Request | None = None
 
 
 class Delete(NamedTuple):
@@ -51,11 +63,55 @@ class TenantNamed(NamedTuple):
     name: str
 
 
-Command = Append | Delete | Erase | Sweep | Recover | Rebuild | TenantNamed
+class Seal(NamedTuple):
+    """Packs the oldest facts, at most `limit`."""
+
+    limit: int
+
+
+class Compact(NamedTuple):
+    pass
+
+
+class Prune(NamedTuple):
+    """Removes a session that looked as if `last_seq` was its last fact: hidden in one commit, erased in others."""
+
+    session: str
+    last_seq: int
+
+
+class EraseHidden(NamedTuple):
+    """The second half of a prune: what of the session can go."""
+
+    session: str
+
+
+class Export(NamedTuple):
+    """Reads a session's file. Changes nothing."""
+
+    session: str
+
+
+Command = Append | Delete | Erase | Sweep | Recover | Rebuild | TenantNamed | Seal | Compact | Prune | Export
 
 
 class Mismatch(Exception):
     """The journal tells something else than the model."""
+
+
+@dataclass
+class SessionState:
+    """One session as the facts say."""
+
+    tenant: str
+    last_seq: int
+    turns: int = 0  # that are not gone
+    deleted: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """Deleted, and all that was in it erased: but for its facts it is as if it had never been."""
+        return self.deleted and not self.turns
 
 
 @dataclass
@@ -69,8 +125,14 @@ class TurnState:
     status: str = "running"
     reason: str = ""
     finished_us: int | None = None
+    sampled: tuple[int, ...] = ()  # token ids
     erased: bool = False
     held: list[bytes] = field(default_factory=list)  # digests
+
+    @property
+    def gone(self) -> bool:
+        """Deleted and erased: but for its facts it is as if it had never been."""
+        return self.status == "deleted" and self.erased
 
 
 class Model:
@@ -79,27 +141,31 @@ class Model:
     def __init__(self) -> None:
         self.facts: list[Recorded] = []
         self.turns: dict[str, TurnState] = {}
-        self.sessions: dict[str, int] = {}  # turns
+        self.sessions: dict[str, SessionState] = {}
         self.tenants: dict[str, Tenant] = {}  # by name
         self.contents: dict[bytes, bytes] = {}
+        self.requests: dict[str, Request] = {}
 
     def copy(self) -> Model:
         other = Model()
         other.facts = list(self.facts)
         other.turns = {name: copy.copy(turn) for name, turn in self.turns.items()}
-        other.sessions = dict(self.sessions)
+        other.sessions = {name: copy.copy(session) for name, session in self.sessions.items()}
         other.tenants = dict(self.tenants)
         other.contents = self.contents  # a growing dictionary by digest: shared
+        other.requests = self.requests  # likewise
         return other
 
     # --- what commands add ----------------------------------------------------------------------------
 
-    def apply(self, command: Command, now: int) -> object:
+    def apply(self, command: Command | EraseHidden, now: int) -> object:
         """Does what the journal must do; returns what it must return. `Sweep` and `TenantNamed` have no prediction."""
         match command:
-            case Append(facts, wrong):
-                if wrong:
+            case Append(facts, wrong, request):
+                if wrong or self.orphaned(command):
                     return None
+                if request is not None:
+                    self.requests[request.response] = request
                 for fact in facts:
                     self.contents.update(_named(fact))
                     self._add(fact.event, now, fact.payload)
@@ -117,8 +183,17 @@ class Model:
                 return tuple(self._erase_upwards(response, cause, now))
             case Recover():
                 return self._recover(now)
+            case Prune(session):
+                return None if self.refuses(command) else self._hide(session, now)
+            case EraseHidden(session):
+                return self._erase_hidden(session, now)
             case _:
                 return None
+
+    def orphaned(self, command: Append) -> bool:
+        """Whether what it continues is not there, such as when the disk refused that: then it is refused as well."""
+        requests = [fact.event for fact in command.facts if isinstance(fact.event, events.RequestAccepted)]
+        return any(event.parent and event.parent not in self.turns for event in requests)
 
     def take_erasures(self, found: Sequence[Recorded], now: int, retention_s: int) -> None:
         """Takes what a sweep added, in whatever order it chose. Raises Mismatch when it was not allowed to."""
@@ -137,6 +212,58 @@ class Model:
         """What a sweep must not leave."""
         at = now - retention_s * 1_000_000
         return [response for response in self.turns if self._may_go(response) and self._is_due(response, at)]
+
+    def refuses(self, command: Prune) -> bool:
+        """Whether the session cannot be removed: it is gone, was used since, or has a turn that runs."""
+        session = self.sessions.get(command.session)
+        if session is None or session.deleted or session.last_seq != command.last_seq:
+            return True
+        return any(turn.finished_us is None for turn in self._of(command.session).values())
+
+    def exported(self, session: str) -> list[Recorded]:
+        """The facts that an export of a session holds: of its turns that have ended, and of what these build on."""
+        chosen: set[str] = set()
+        wanted = [name for name, turn in self._of(session).items() if turn.finished_us is not None]
+        while wanted:
+            response = wanted.pop()
+            turn = self.turns.get(response)
+            if turn is None or turn.gone or response in chosen:
+                continue
+            chosen.add(response)
+            if not turn.erased:
+                wanted.append(turn.accepted.parent)
+        sessions = {self.turns[response].accepted.session for response in chosen} | {session}
+        return [
+            fact
+            for fact in self.facts
+            if (fact.event.response in chosen if hasattr(fact.event, "response") else _session_of(fact) in sessions)
+        ]
+
+    def _of(self, session: str) -> dict[str, TurnState]:
+        return {name: turn for name, turn in self.turns.items() if turn.accepted.session == session}
+
+    def _hide(self, session: str, now: int) -> list[str]:
+        for response, turn in self._of(session).items():
+            if turn.status != "deleted":
+                self._add(events.ResponseDeleted(tenant=turn.accepted.tenant, response=response), now)
+        tenant = self.sessions[session].tenant
+        self._add(events.SessionDeleted(tenant=tenant, session=session, cause="pruned"), now)
+        return [response for response, turn in self._of(session).items() if not turn.erased]
+
+    def _erase_hidden(self, session: str, now: int) -> None:
+        """The session's turns and the deleted ones above them, the newest first, as far as nothing is built on them."""
+        if session not in self.sessions or not self.sessions[session].deleted:
+            return
+        wanted = {response for response, turn in self._of(session).items() if not turn.erased}
+        for response in list(wanted):
+            above = self.turns.get(self.turns[response].accepted.parent)
+            while above is not None and not above.erased and above.status == "deleted":
+                wanted.add(above.accepted.response)
+                above = self.turns.get(above.accepted.parent)
+        for response in [name for name in reversed(self.turns) if name in wanted]:
+            if self._may_go(response):
+                tenant = self.turns[response].accepted.tenant
+                self._add(events.PayloadErased(tenant=tenant, response=response, cause="deleted"), now)
 
     def _is_due(self, response: str, due: int) -> bool:
         turn = self.turns[response]
@@ -176,15 +303,23 @@ class Model:
         time = max(now, self.facts[-1].time) if self.facts else max(now, 0)
         self.facts.append(Recorded(len(self.facts) + 1, time, event, payload))
         if isinstance(event, events.SessionOpened):
-            self.sessions[event.session] = 0
+            self.sessions[event.session] = SessionState(event.tenant, len(self.facts))
+        elif isinstance(event, events.SessionDeleted):
+            self.sessions[event.session].deleted = True
         elif isinstance(event, events.RequestAccepted):
             self.turns[event.response] = TurnState(event, held=[event.record])
             if event.session in self.sessions:
-                self.sessions[event.session] += 1
+                self.sessions[event.session].turns += 1
+                self.sessions[event.session].last_seq = len(self.facts)
         elif (response := getattr(event, "response", None)) in self.turns:
-            self._add_to_turn(self.turns[response], event, time)
+            self._add_to_turn(self.turns[response], event, time, payload)
 
-    def _add_to_turn(self, turn: TurnState, event: AnyEvent, time: int) -> None:
+    def _add_to_turn(self, turn: TurnState, event: AnyEvent, time: int, payload: bytes) -> None:
+        ended = isinstance(event, events.ResponseFinished | events.ResponseFailed)
+        gone = turn.gone
+        session = self.sessions[turn.accepted.session]
+        if ended and not gone:
+            session.last_seq = len(self.facts)
         match event:
             case events.PromptRendered():
                 turn.prompt = event.count
@@ -192,6 +327,7 @@ class Model:
                 turn.cached = event.cached
             case events.TokensSampled():
                 turn.output += event.count
+                turn.sampled += tuple(array("I", payload))
             case events.ResponseFinished() if turn.finished_us is None:
                 turn.finished_us, turn.reason, turn.output = time, event.reason, event.output
                 turn.status = "deleted" if turn.status == "deleted" else _STATUS[event.reason]
@@ -205,16 +341,20 @@ class Model:
                 for at, fact in enumerate(self.facts):
                     if fact.payload and getattr(fact.event, "response", None) == event.response:
                         self.facts[at] = Recorded(fact.seq, fact.time, fact.event, None)
+        session.turns -= turn.gone and not gone
 
     # --- what the journal must tell -------------------------------------------------------------------
 
     def compare(self, reader: Reader) -> None:
         """Raises Mismatch at the first thing that the journal tells differently."""
         _same("facts", all_facts(reader), self.facts)
+        records = Records(reader, Makers(reader))
         for name, turn in self.turns.items():
             row = reader.turn(name)
-            if row is None:
-                raise Mismatch(f"turn {name} is missing")
+            if turn.gone and row is None:
+                continue
+            if row is None or turn.gone:
+                raise Mismatch(f"turn {name} is {'missing' if row is None else 'still there'}")
             told = (row.session, row.parent, row.tenant, row.stored, row.prompt, row.cached, row.output)
             ended = (row.status, row.reason, row.finished_us, row.erased)
             event = turn.accepted
@@ -223,9 +363,14 @@ class Model:
             _same(f"turn {name}", ended, (turn.status, turn.reason, turn.finished_us, turn.erased))
             for digest in turn.held:
                 _same(f"content of {name}", reader.content(event.tenant, digest), self.contents[digest])
-        for name, turns in self.sessions.items():
+            if not turn.erased and row.prompt:
+                request = self.requests[name]
+                _same(f"body of {name}", records.body(row), request.body)
+                _same(f"prompt of {name}", tuple(records.prompt(row)[0]), request.ids)
+        for name, right_session in self.sessions.items():
             session = reader.session(name)
-            _same(f"session {name}", session and session.turns, turns)
+            found = session and SessionState(session.tenant, session.last_seq, session.turns, session.deleted)
+            _same(f"session {name}", found, None if right_session.gone else right_session)
         running = [name for name, turn in self.turns.items() if turn.status == "running"]
         _same("running turns", [turn.response for turn in reader.running()], running)
 
@@ -236,6 +381,10 @@ def all_facts(reader: Reader) -> list[Recorded]:
     while page := reader.read(len(found)):
         found += page
     return found
+
+
+def _session_of(fact: Recorded) -> str | None:
+    return getattr(fact.event, "session", None)
 
 
 def _named(fact: Fact) -> dict[bytes, bytes]:

@@ -33,7 +33,23 @@ KINDS = (
     "hold",
     "jump",
     "group",
+    "seal",
+    "silence",
+    "compact",
+    "prune",
+    "export",
 )
+
+
+class Sealing(NamedTuple):
+    """When facts are packed into segments, and how many: a run has too few for the journal's own numbers."""
+
+    facts: int  # that wait before a moment of silence packs them, and that are packed at a time
+    waiting: int  # from here on they are packed without silence
+    segment: int  # in one segment
+
+    def __str__(self) -> str:
+        return f"{self.facts} of {self.waiting} in {self.segment}"
 
 
 class Life(NamedTuple):
@@ -44,13 +60,15 @@ class Life(NamedTuple):
     end: str
     power: bool
     checkpoint_pages: int
+    sealing: Sealing
 
     def __str__(self) -> str:
         faults = ", ".join(
             f"{rule.action} at {rule.first}" + f" x{rule.times}" * (rule.times > 1) for rule in self.rules
         )
         power = " and the power" if self.power else ""
-        return f"{self.steps} steps, ends by {self.end}{power}, checkpoint at {self.checkpoint_pages}: {faults or '-'}"
+        how = f"checkpoint at {self.checkpoint_pages}, seals {self.sealing}"
+        return f"{self.steps} steps, ends by {self.end}{power}, {how}: {faults or '-'}"
 
 
 class Plan(NamedTuple):
@@ -73,7 +91,7 @@ def draw(seed: int, steps: int = STEPS) -> Plan:
     weights = {kind: chance.choice((1, 2, 4, 8)) for kind in KINDS}
     for kind in ("open", "sample", "end"):
         weights[kind] += 6
-    for kind in ("rebuild", "wrong", "tenant", "hold", "jump"):
+    for kind in ("rebuild", "wrong", "tenant", "hold", "jump", "seal", "silence", "compact", "export"):
         weights[kind] = chance.choice((0, 1, 2))
     lives: list[Life] = []
     left = max(steps, STEPS_MIN)
@@ -92,7 +110,8 @@ def _life(chance: random.Random, steps: int, first: bool) -> Life:
     if chance.random() < 0.5:
         rules.append(Rule(_place(chance, before, steps), 1, chance.choice(KILLS)))
     pages = chance.choice((4, 16, 64, 1_000))
-    return Life(steps, tuple(sorted(rules)), chance.choice(ENDS), chance.random() < 0.5, pages)
+    sealing = Sealing(chance.choice((5, 20, 60)), chance.choice((10, 40, 1 << 16)), chance.choice((7, 30, 2_048)))
+    return Life(steps, tuple(sorted(rules)), chance.choice(ENDS), chance.random() < 0.5, pages, sealing)
 
 
 def _place(chance: random.Random, before: int, steps: int) -> int:

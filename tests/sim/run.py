@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,26 +22,36 @@ from tests.sim.disk import Disk
 from tests.sim.model import (
     Append,
     Command,
+    Compact,
+    EraseHidden,
+    Export,
     Mismatch,
     Model,
+    Prune,
     Rebuild,
     Recover,
+    Seal,
     Sweep,
     TenantNamed,
     all_facts,
 )
 from tests.sim.plan import Life, Plan
 from tests.sim.traffic import Traffic
-from zjournal.errors import JournalFault
-from zjournal.journal import events
+from zjournal.errors import Fault, JournalFault
+from zjournal.journal import events, headfile
 from zjournal.journal.datadir import JOURNAL_FILE
 from zjournal.journal.events import Fact, Recorded
 from zjournal.journal.log import Journal
+from zjournal.journal.salvage import salvage
 from zjournal.journal.verify import verify
+from zjournal.sessions.exported import Exported
+from zjournal.sessions.importing import ImportFile, import_file
 
 HOME = "home"  # has always been there; the folders below it are made by the journal
 TORN_BYTES_MAX = 9_000
+CUT_SHARE = 0.5  # of the lives that leave a log: what its end would tell is cut off in a copy
 Say = Callable[[str], None]
+Stage = Command | EraseHidden
 
 
 class Run:
@@ -53,13 +64,18 @@ class Run:
         (self._root / HOME).mkdir(mode=0o700, parents=True)
         self._data_dir = self._root / HOME / "share" / "data"
         self._copy = folder / "copy"
+        self._cut = folder / "cut"
+        self._salvaged = folder / "salvaged"
+        self._export = folder / "export.jsonl"
+        self._imported = folder / "imported"
+        self.met: Counter[str] = Counter()  # what a run is for, as far as it came about
         self._log = folder / "log" if shim else None
         self._chance = random.Random(f"disk {plan.seed}")
         self._disk = Disk(self._chance, HOME, lying)
         self._traffic = Traffic(plan)
         self._digest = hashlib.sha256()
         self._model = Model()
-        self._under_way: list[list[Command]] = []  # transactions that were asked for and not answered
+        self._under_way: list[list[Stage]] = []  # transactions that were asked for and not answered
         self._asked_us = 0
         self._must = False  # what is under way was committed, and only not told
         # What may come back or go when the power does, since the last commit: what failed attempts would have made,
@@ -74,7 +90,7 @@ class Run:
         """Plays the plan; returns the digest of all that happened. Raises Mismatch."""
         for number, life in enumerate(self._plan.lives):
             self._live(number, life)
-            self._settle(number)
+            self._settle(number, life)
             if life.power:
                 self._committed()  # what is there now is on the disk
         return self._digest.hexdigest()
@@ -89,7 +105,9 @@ class Run:
         rules = life.rules if self._log else ()
         self._faulty = bool(rules)
         seed = f"entropy {self._plan.seed} {number}"
-        birth = living.Birth(self._root, self._data_dir, self._log, rules, seed, now, life.checkpoint_pages)
+        birth = living.Birth(
+            self._root, self._data_dir, self._log, rules, seed, now, life.checkpoint_pages, life.sealing
+        )
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -133,6 +151,10 @@ class Run:
             self._batch(now, (TenantNamed("local"),))
         elif kind == "jump":
             self._traffic.jump()
+        elif kind == "silence":
+            answer = self._ask(living.Silence(now))
+            if answer is not None and answer.outcomes[0].kind != "ok":
+                raise Mismatch(f"time cannot pass: {answer.outcomes[0].value}")
         elif kind == "hold":
             answer = self._ask(living.Hold(self._chance.random() < 0.5))
             if answer is not None and answer.outcomes[0].kind != "ok":
@@ -148,10 +170,11 @@ class Run:
             return "closed" if answer is not None else "killed while it closed"
         facts: tuple[Fact, ...] = ()
         if life.end != "kill" and self._model.tenants:
-            facts = self._traffic.facts(self._model)
+            append = self._traffic.append(self._model)
+            facts = append.facts
             now = self._traffic.tick()
             if life.end == "untold":
-                self._under_way, self._asked_us = [[Append(facts)]], now
+                self._under_way, self._asked_us = [[append]], now
                 self._must = not self._faulty
         self._channel.send(living.Die(life.end if facts else "kill", self._traffic.now, facts))
         if self._receive() is not None:
@@ -188,7 +211,8 @@ class Run:
 
     def _batch(self, now: int, commands: tuple[Command, ...]) -> None:
         """Sends commands and follows what became of them in the model."""
-        transactions = self._under_way = _transactions(commands)
+        alone = len(commands) == 1
+        self._under_way = [[s] for s in _stages(commands[0])] if alone else [*_transactions(commands)]
         self._asked_us = now
         if isinstance(commands[0], Sweep):
             self._sweep = now, commands[0].retention_s
@@ -197,7 +221,7 @@ class Run:
             return
         self._under_way = []
         outcomes = iter(answer.outcomes)
-        for transaction in transactions:
+        for transaction in _transactions(commands, [outcome.kind == "wrong" for outcome in answer.outcomes]):
             self._follow(transaction, [next(outcomes) for _ in transaction], now, answer.fired)
         self._fired = answer.fired
 
@@ -205,11 +229,20 @@ class Run:
         command, outcome = transaction[0], outcomes[0]
         if len({outcome.kind for outcome in outcomes}) > 1:
             raise Mismatch(f"one transaction ended in two ways: {outcomes}")
-        if isinstance(command, Append) and command.wrong and outcome.kind == "wrong":
+        if isinstance(command, Append) and outcome.kind == "wrong" and (command.wrong or self._model.orphaned(command)):
             return
-        if isinstance(command, Sweep):
-            self._follow_sweep(command, outcome, now, fired)
-            return
+        match command:
+            case Sweep():
+                self._follow_sweep(command, outcome, now, fired)
+                return
+            case Prune():
+                self._follow_prune(command, outcome, now, fired)
+                return
+            case Export():
+                self._follow_export(command, outcome, fired)
+                return
+            case Seal() | Compact() if outcome.kind == "ok":
+                self.met[type(command).__name__.lower()] += 1
         if outcome.kind != "ok":
             self._excused(outcome, fired, type(command).__name__)
             self._unsure.append(_after(self._model, [list(transaction)], now))
@@ -249,6 +282,64 @@ class Run:
         if left or outcome.value != len(found):
             raise Mismatch(f"a sweep said {outcome.value}, erased {len(found)} and left {left}")
 
+    def _follow_prune(self, command: Prune, outcome: living.Outcome, now: int, fired: int) -> None:
+        hide, erase = _stages(command)
+        hidden = self._model.copy()
+        names = hidden.apply(hide, now)
+        if not isinstance(names, list):  # it is refused
+            if outcome.kind != "fault":
+                self._excused(outcome, fired, "Prune")
+            return
+        gone = hidden.copy()
+        gone.apply(erase, now)
+        if outcome.kind == "ok":
+            kept = [name for name in names if not gone.turns[name].erased]
+            right = [str(len(names)), str(len(names) - len(kept)), *kept]
+            if outcome.value != right:
+                raise Mismatch(f"Prune returned {outcome.value}, not {right}")
+            self._model = gone
+            self._committed()
+            self.met["prune"] += 1
+            return
+        self._excused(outcome, fired, "Prune")
+        answer = self._ask(living.Read(len(self._model.facts)))
+        if answer is None:
+            self._under_way = [[hide], [erase]]
+            return
+        found = [*self._model.facts, *answer.outcomes[0].value]
+        states = [self._model, hidden, gone]
+        at = next((k for k, state in enumerate(states) if len(state.facts) == len(found)), None)
+        if at is None:
+            raise Mismatch(f"a prune that failed left {found[len(self._model.facts) :]}")
+        self._model = states[at]
+        if at:
+            self._committed()
+        self._unsure += states[at + 1 : at + 2]
+
+    def _follow_export(self, command: Export, outcome: living.Outcome, fired: int) -> None:
+        """The file holds the session's facts as they are, and another journal takes it."""
+        if outcome.kind != "ok":
+            self._excused(outcome, fired, "Export")
+            return
+        self._export.write_bytes(outcome.value)
+        right = {fact.seq: fact for fact in self._model.exported(command.session)}
+        with Exported(self._export) as file:
+            told = {line.seq: line for line in file.lines}
+            if told.keys() != right.keys():
+                raise Mismatch(f"an export holds facts {sorted(told)}, not {sorted(right)}")
+            for seq, line in told.items():
+                if (line.body, line.payload) != (right[seq].event, right[seq].payload):
+                    raise Mismatch(f"an export says {line}, not {right[seq]}")
+            turns = len(file.turns)
+        shutil.rmtree(self._imported, ignore_errors=True)
+        with Journal.open(self._imported, clock=lambda: self._traffic.now) as journal:
+            done = import_file(journal, ImportFile(str(self._export)))
+            if done.turns != turns:
+                raise Mismatch(f"an import took {done.turns} turns of {turns}")
+        if not verify(self._imported).clean:
+            raise Mismatch(f"verify of an import: {verify(self._imported).fault}")
+        self.met["export"] += 1
+
     def _committed(self) -> None:
         """From here on nothing comes back and nothing goes: what there is is durable, and the rest is overwritten."""
         self._unsure = []
@@ -256,7 +347,7 @@ class Run:
 
     # --- what a life leaves ---------------------------------------------------------------------------
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int, life: Life) -> None:
         """Opens a copy of what is there, finds out what became of what was under way, and checks all of it."""
         shutil.rmtree(self._copy, ignore_errors=True)
         if not (self._data_dir / JOURNAL_FILE).exists():
@@ -265,6 +356,8 @@ class Run:
             self._under_way, self._must = [], False
             return
         shutil.copytree(self._data_dir, self._copy)
+        shutil.rmtree(self._cut, ignore_errors=True)
+        shutil.copytree(self._data_dir, self._cut)
         with self._open_copy() as journal:
             possible = self._possible()
             self._unsure = [] if self._must else possible
@@ -278,9 +371,69 @@ class Run:
                 if journal.tenant(tenant.name) != tenant:
                     raise Mismatch(f"tenant {tenant.name} has changed")
             self._model.compare(journal)
+            self._count_segments(journal)
+            self._cut_log(number, sure=not self._faulty)
             self._check_start(journal)
         if not verify(self._copy).clean:
             raise Mismatch(f"verify of the repaired copy after life {number}: {verify(self._copy).fault}")
+
+    def _count_segments(self, journal: Journal) -> None:
+        with journal.transaction() as db:
+            packed = db.execute("SELECT first, last FROM segment").fetchall()
+        self.met["segments"] = max(self.met["segments"], len(packed))
+        last = packed[-1][1] if packed else 0
+        self.met["sealed facts"] = max(self.met["sealed facts"], last)
+        self.met["facts"] = len(self._model.facts)
+        gone = sum(fact.payload is None for fact in self._model.facts[:last])
+        self.met["erased in segments"] = max(self.met["erased in segments"], gone)
+
+    def _cut_log(self, number: int, *, sure: bool) -> None:
+        """Cuts bytes off the log's end that were synced: then the last facts are missing, or nothing is believed.
+
+        `sure`: nothing else went wrong, so that the head file is as it should be.
+        """
+        log = self._cut / (JOURNAL_FILE + "-wal")
+        size = log.stat().st_size if log.exists() else 0
+        if not size or self._chance.random() > CUT_SHARE:
+            return
+        os.truncate(log, self._chance.randrange(size))
+        seen = headfile.read(self._cut)
+        whole = [(fact.seq, fact.time, fact.event) for fact in self._model.facts]
+        try:
+            with Journal.open(self._cut, clock=lambda: self._traffic.now) as journal:
+                found = all_facts(journal)
+        except Fault as fault:
+            self.met["cuts refused"] += 1
+            self._digest.update(b"refused")
+            self._check_salvage(whole, fault.message)
+            return
+        if [(fact.seq, fact.time, fact.event) for fact in found] != whole[: len(found)]:
+            if sure or verify(self._cut).clean:
+                raise Mismatch(f"a log that was cut after life {number} tells other facts")
+            self.met["cuts found by verify"] += 1
+            return
+        if seen is not None and seen.head.seq > len(found):
+            raise Mismatch(f"a log that was cut after life {number} has {len(found)} facts, and was seen with more")
+        report = verify(self._cut)
+        if not report.clean and sure:
+            raise Mismatch(f"verify of a log that was cut after life {number}: {report.fault}")
+        self.met["cuts" if report.clean else "cuts found by verify"] += 1
+
+    def _check_salvage(self, whole: list[tuple], why: str) -> None:
+        """What can be proved of a journal that was refused is a beginning of it, and the loss is said."""
+        shutil.rmtree(self._salvaged, ignore_errors=True)
+        try:
+            done = salvage(self._cut, self._salvaged)
+        except JournalFault:
+            return  # not even the identity is left
+        with Journal.open(self._salvaged, clock=lambda: self._traffic.now) as journal:
+            found = [(fact.seq, fact.time, fact.event) for fact in all_facts(journal)]
+        if found[: done.facts] != whole[: done.facts]:
+            raise Mismatch(f"salvage of {why} tells other facts")
+        seen = headfile.read(self._cut)
+        if done.whole and done.facts < (seen.head.seq if seen else 0):
+            raise Mismatch(f"salvage says that all is there, and facts up to {done.facts} are: {why}")
+        self.met["salvaged"] += 1
 
     def _open_copy(self) -> Journal:
         try:
@@ -350,17 +503,27 @@ class Run:
         self._say(text)
 
 
-def _transactions(commands: Sequence[Command]) -> list[list[Command]]:
-    """How the writer groups what was queued together: appends share a transaction, unless one of them is wrong."""
+def _stages(command: Command) -> list[Stage]:
+    """What a command does in transactions of their own."""
+    return [command, EraseHidden(command.session)] if isinstance(command, Prune) else [command]
+
+
+def _transactions(commands: Sequence[Command], wrong: Iterable[bool] = ()) -> list[list[Command]]:
+    """How the writer groups what was queued together: appends share a transaction, unless one of them is wrong.
+
+    `wrong`: of each, whether it turned out to be; else as far as the command knows.
+    """
     groups: list[list[Command]] = []
-    for is_append, members in itertools.groupby(commands, lambda command: isinstance(command, Append)):
+    known = wrong or [isinstance(command, Append) and command.wrong for command in commands]
+    pairs = list(zip(commands, known, strict=True))
+    for is_append, members in itertools.groupby(pairs, lambda pair: isinstance(pair[0], Append)):
         run = list(members)
-        together = is_append and not any(isinstance(command, Append) and command.wrong for command in run)
-        groups += [run] if together else [[command] for command in run]
+        together = is_append and not any(bad for _, bad in run)
+        groups += [[command for command, _ in run]] if together else [[command] for command, _ in run]
     return groups
 
 
-def _after(state: Model, transactions: Iterable[Sequence[Command]], now: int) -> Model:
+def _after(state: Model, transactions: Iterable[Sequence[Stage]], now: int) -> Model:
     """The state once these have been committed."""
     after = state.copy()
     for command in itertools.chain.from_iterable(transactions):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,32 @@ def _sim(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@functools.cache
+def _seed(seed: int) -> subprocess.CompletedProcess[str]:
+    return _sim("--seed", str(seed))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seed_is_clean(seed: int) -> None:
-    done = _sim("--seed", str(seed))
+    done = _seed(seed)
     assert done.returncode == 0, done.stdout + done.stderr
     told = done.stdout.removeprefix(done.stdout[: done.stdout.index("seed ")])
     assert told.startswith(str(plan.draw(seed)))
+
+
+@compiler
+def test_what_the_runs_are_for_came_about() -> None:
+    """Segments above all: packed by themselves and on request, erased in, saved from logs that were cut."""
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        told = next(line for line in _seed(seed).stdout.splitlines() if line.startswith("met: "))
+        for part in told.removeprefix("met: ").split(", "):
+            name, _, count = part.rpartition(" ")
+            met[name] += int(count)
+    assert met["sealed facts"] > met["facts"] // 3
+    assert met["segments"] > 2 * len(SEEDS)
+    for name in ("erased in segments", "seal", "compact", "prune", "export", "cuts", "cuts refused", "salvaged"):
+        assert met[name] > 2, (name, met)
 
 
 @compiler

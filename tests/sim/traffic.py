@@ -7,16 +7,35 @@ import random
 import msgspec
 
 from tests.sim import model
-from tests.sim.model import Append, Command, Delete, Erase, Model, Rebuild, Sweep, TenantNamed
+from tests.sim.model import (
+    Append,
+    Command,
+    Compact,
+    Delete,
+    Erase,
+    Export,
+    Model,
+    Prune,
+    Rebuild,
+    Request,
+    Seal,
+    Sweep,
+    TenantNamed,
+)
 from tests.sim.plan import Plan
+from zjournal.dialects.prompt import OUTPUT_PATH, Span
 from zjournal.journal import chain, events
 from zjournal.journal.events import Fact
+from zjournal.link import wire
+from zjournal.sessions import identity, record
 
 START_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
 RETENTION_S = 3_600
 GROUP_MAX = 6
 LARGE_BYTES_MAX = 120_000
+SEAL_MAX = 60
+IDS_END = 1 << 17  # of token ids; most are below 65,536 in a real vocabulary as well
 TENANTS = ("local", "ann", "bob", "eve")
 
 
@@ -26,8 +45,8 @@ class Traffic:
     def __init__(self, plan: Plan) -> None:
         self._chance = random.Random(f"traffic {plan.seed}")
         self._plan = plan
-        self._numbers = 0
-        self._pool = [self._chance.randbytes(40) for _ in range(4)]  # contents that many turns share
+        # Requests that many turns share, records and all: bodies and prompts.
+        self._pool = [(self._body(), self._ids(9)) for _ in range(4)]
         self.now = START_US
 
     def tick(self) -> int:
@@ -54,13 +73,29 @@ class Traffic:
                 return (TenantNamed(self._chance.choice(TENANTS)),)
             case "group":
                 return self._group(known)
+            case "seal":
+                return (Seal(self._chance.randint(1, SEAL_MAX)),)
+            case "compact":
+                return (Compact(),)
+            case "prune" | "export":
+                return self._with_session(kind, known)
             case _:
                 one = self._one(kind, known)
                 return () if one is None else (one,)
 
-    def facts(self, known: Model) -> tuple[Fact, ...]:
+    def append(self, known: Model) -> Append:
         """A whole append, whatever it is."""
-        return self._open(known).facts
+        return self._open(known)
+
+    def _with_session(self, kind: str, known: Model) -> tuple[Command, ...]:
+        there = [name for name, session in known.sessions.items() if kind == "prune" or not session.deleted]
+        if not there:
+            return ()
+        session = self._chance.choice(there)
+        if kind == "export":
+            return (Export(session),)
+        used = self._chance.random() < 0.1  # since somebody looked
+        return (Prune(session, known.sessions[session].last_seq - used),)
 
     def _group(self, known: Model) -> tuple[Command, ...]:
         ahead = known.copy()
@@ -107,18 +142,14 @@ class Traffic:
         return Append((*self._open(known).facts, *self._nameless(known)), wrong=True)
 
     def _open(self, known: Model, parent: str = "") -> Append:
-        self._numbers += 1
-        response = f"resp_{self._numbers:05d}"
+        response = identity.response_id("responses", self._chance.randbytes(16))
         tenant = self._chance.choice(list(known.tenants.values()))
-        parents = [name for name, turn in known.turns.items() if self._can_continue(turn, tenant.id)]
+        parents = [name for name, turn in known.turns.items() if self._can_continue(turn, tenant.id, known)]
         if parents and not parent and self._chance.random() < 0.7:
             parent = self._chance.choice(parents)
-        session = known.turns[parent].accepted.session if parent else f"sess_{self._numbers:05d}"
-        record = self._content()
-
-        def name(data: bytes) -> bytes:
-            return chain.content_digest(tenant.secret, data)
-
+        above = known.turns.get(parent)
+        session = above.accepted.session if above else identity.session_id(self._chance.randbytes(8))
+        request, packed = self._request(response, parent, above.sampled if above else ())
         accepted = events.RequestAccepted(
             tenant=tenant.id,
             response=response,
@@ -130,7 +161,7 @@ class Traffic:
             stored=self._chance.random() < 0.7,
             stream=True,
             created=self.now // 1_000_000,
-            record=name(record),
+            record=chain.content_digest(tenant.secret, packed),
             dialect="chatml",
             encoder=1,
             temperature=0.0,
@@ -139,34 +170,53 @@ class Traffic:
             seed=1,
             max_tokens=100,
         )
-        rendered = events.PromptRendered(tenant=tenant.id, response=response, count=self._chance.randint(1, 99))
-        base = known.turns[parent].accepted.record if parent in known.turns else b""
-        facts = [Fact(accepted, contents=(record,), base=base), Fact(rendered)]
+        rendered = events.PromptRendered(tenant=tenant.id, response=response, count=len(request.ids))
+        base = above.accepted.record if above else b""
+        facts = [Fact(accepted, contents=(packed,), base=base), Fact(rendered)]
         if not parent:
             facts.insert(0, Fact(events.SessionOpened(tenant=tenant.id, session=session)))
-        return Append(tuple(facts))
+        return Append(tuple(facts), request=request)
 
-    def _can_continue(self, turn: model.TurnState, tenant: str) -> bool:
-        return turn.accepted.tenant == tenant and turn.finished_us is not None and not turn.erased
+    def _can_continue(self, turn: model.TurnState, tenant: str, known: Model) -> bool:
+        return (
+            turn.accepted.tenant == tenant
+            and turn.finished_us is not None
+            and not turn.erased
+            and not known.sessions[turn.accepted.session].deleted
+        )
 
-    def _content(self) -> bytes:
+    def _request(self, response: str, parent: str, said: tuple[int, ...]) -> tuple[Request, bytes]:
+        """A body and a prompt, which at times goes on from what the parent said; and the record of both."""
+        body, ids = self._body(), self._ids(self._chance.randint(1, 90))
         if self._chance.random() < 0.3:
-            return self._chance.choice(self._pool)
+            body, ids = self._chance.choice(self._pool)
+        spans = [Span(0, len(ids), "input")]
+        if said and self._chance.random() < 0.7:
+            spans.append(Span(len(ids), len(ids) + len(said), OUTPUT_PATH + parent))
+            ids += said
+        packed = record.pack(body, ids, spans, None, lambda _: said)
+        return Request(response, body, ids), packed
+
+    def _body(self) -> bytes:
         large = self._chance.random() < self._plan.large
-        return self._chance.randbytes(self._chance.randint(1, LARGE_BYTES_MAX if large else 600))
+        size = self._chance.randint(1, LARGE_BYTES_MAX // 2 if large else 300)
+        return msgspec.json.encode({"input": self._chance.randbytes(size).hex()})
+
+    def _ids(self, count: int) -> tuple[int, ...]:
+        return tuple(self._chance.randrange(IDS_END) for _ in range(count))
 
     def _sample(self, response: str, known: Model) -> Append:
         turn = known.turns[response]
         tenant = turn.accepted.tenant
         if turn.output == 0 and turn.cached == 0 and self._chance.random() < 0.5:
-            cached = self._chance.randint(1, 9)
+            cached = self._chance.randint(1, max(turn.prompt, 1))
             match = events.CacheMatched(
                 tenant=tenant, response=response, tier="device", cached=cached, prompt=turn.prompt
             )
             return Append((Fact(match),))
         count = self._chance.randint(1, 12)
         event = events.TokensSampled(tenant=tenant, response=response, position=turn.output, count=count)
-        return Append((Fact(event, payload=self._chance.randbytes(4 * count)),))
+        return Append((Fact(event, payload=wire.pack_ids(self._ids(count))),))
 
     def _end(self, response: str, known: Model) -> Append:
         turn = known.turns[response]

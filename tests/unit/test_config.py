@@ -245,3 +245,29 @@ def _key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "is_path"),
+    [
+        ("smollm2", False),
+        ("org/name", False),
+        ("org/name@v1:a.gguf", False),
+        ("org/there", True),
+        ("org/model.gguf", True),
+        ("./org/name", True),
+        ("/org/name", True),
+        ("a/b/c", True),
+    ],
+)
+def test_a_model_on_the_hub_is_no_path_unless_there_is_one(tmp_path, text, is_path):
+    (tmp_path / "org" / "there").mkdir(parents=True)
+    expected = str(tmp_path / text) if is_path else text
+    assert load({"model": text}, {}, tmp_path).model == expected
+
+
+def test_rope_may_be_empty(tmp_path):
+    assert load({}, {}, tmp_path).rope == ""
+    assert load({"rope": " yarn:2 "}, {}, tmp_path).rope == "yarn:2"
+    with pytest.raises(ConfigFault, match="rope"):
+        load({"rope": 2}, {}, tmp_path)

@@ -1,7 +1,7 @@
 """The server's end of `admin.sock`: runs operations on the journal for commands that are run beside the server.
 
 One frame in, one frame out, then the connection ends. An operation runs in a thread, one at a time, and goes on to its
-end when the command that asked for it is gone.
+end when the command that asked for it is gone. One that asks the engine runs beside the others, and ends with it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -24,15 +26,21 @@ from zjournal.sessions import operations
 CALL_S_MAX = 10.0  # for the frame to arrive
 CALLS_MAX = 16  # connections at a time
 
+EngineWork = Callable[[Any], Awaitable[msgspec.Struct]]
+
 log = logging.getLogger("zjournal.api")
 
 
 class AdminSocket:
     """Answers on the socket of a data directory that this process owns."""
 
-    def __init__(self, journal: Journal, data_dir: Path) -> None:
+    def __init__(
+        self, journal: Journal, data_dir: Path, with_engine: Mapping[str, EngineWork] = MappingProxyType({})
+    ) -> None:
+        """`with_engine`: what does the operations of operations.WITH_ENGINE, by their names."""
         self._journal = journal
         self._data_dir = data_dir
+        self._with_engine = with_engine
         self._calls: set[asyncio.Task] = set()
         self._turn = asyncio.Lock()
 
@@ -99,9 +107,12 @@ class AdminSocket:
                     f"the server speaks version {admin.VERSION} of admin.sock and the command version {call.version}; "
                     "use the zj that the server was started with"
                 )
-            async with self._turn:
-                log.info("admin: %s", call.name)
-                result = await asyncio.to_thread(operations.run, self._journal, call.name, bytes(call.arguments))
+            log.info("admin: %s", call.name)
+            if call.name in self._with_engine:
+                result = await self._asking(call, reader)
+            else:
+                async with self._turn:
+                    result = await asyncio.to_thread(operations.run, self._journal, call.name, bytes(call.arguments))
             outcome = admin.Outcome(admin.VERSION, msgspec.Raw(result))
             admin.frame(outcome)  # a result that is too long is a fault of this call
         except errors.Fault as fault:
@@ -113,3 +124,19 @@ class AdminSocket:
             failed = errors.Fault(f"the server failed on this operation ({type(error).__name__}); see its log")
             return admin.Outcome(admin.VERSION, failure=admin.failure_of(failed))
         return outcome
+
+    async def _asking(self, call: admin.Call, reader: asyncio.StreamReader) -> bytes:
+        """An operation that asks the engine. It takes long, so others run beside it, and it ends with its command."""
+        work = self._with_engine[call.name]
+        arguments = operations.decode(call.name, operations.WITH_ENGINE[call.name].arguments, bytes(call.arguments))
+        working = asyncio.ensure_future(work(arguments))
+        leaving = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise EOFError
+            return await asyncio.to_thread(operations.done, self._journal, call.name, working.result())
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)

@@ -17,7 +17,7 @@ from litestar.exceptions import HTTPException, InternalServerException
 from litestar.response import Response
 from litestar.types import ASGIApp
 
-from zjournal.api import chat, failure, models, responses
+from zjournal.api import chat, credentials, failure, models, responses
 from zjournal.api.guard import REQUEST_ID, Edge, Neighbours, Reply
 from zjournal.api.metrics import CONTENT_TYPE
 from zjournal.api.sse import ClientGone, EventStream, until_gone
@@ -180,11 +180,12 @@ def _enter(request: Request) -> tuple[Desk, str]:
 
 
 async def _body(request: Request) -> bytes:
-    """The whole body. Raises ClientGone; a body over the limit is refused as it is read."""
+    """The whole body without credentials. Raises ClientGone; a body over the limit is refused as it is read."""
     try:
-        return await request.body()
+        body = await request.body()
     except InternalServerException:  # Litestar's word for a client that left before its body was whole
         raise ClientGone from None
+    return credentials.without(body, credentials.own_keys(request.headers))
 
 
 async def _recorded(desk: Desk, response_id: str, tenant: str) -> Turn:

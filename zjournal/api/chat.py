@@ -6,14 +6,29 @@ whether it is honoured, accepted without effect, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from zjournal.api import failure, fields
 from zjournal.api.sse import DONE, frame
-from zjournal.ask import Ask, Broke, Call, Ended, Item, Message, Progress, Result, Role, Step, Text, TextDelta, Usage
+from zjournal.ask import (
+    Ask,
+    Broke,
+    Call,
+    Ended,
+    Item,
+    Logprob,
+    Message,
+    Progress,
+    Result,
+    Role,
+    Step,
+    Text,
+    TextDelta,
+    Usage,
+)
 from zjournal.errors import BadRequest, Fault, Unavailable
 
 if TYPE_CHECKING:
@@ -26,13 +41,6 @@ _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user":
 # What these fields may hold when they ask for nothing; anything else is refused by name.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
     "functions": ([],),
@@ -71,30 +79,20 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(fields.SamplingFields, kw_only=True):
     model: fields.Name
     messages: list[_Message]
     max_tokens: fields.Tokens | None = None
     max_completion_tokens: fields.Tokens | None = None
-    temperature: fields.Temperature | None = None
-    top_p: fields.Probability | None = None
-    top_k: fields.TopK | None = None
-    seed: fields.Seed | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     tools: list[msgspec.Raw] | None = None
     store: bool | None = None
     metadata: fields.Metadata | None = None
     prompt_cache_key: str | None = None
+    cache_salt: fields.CacheSalt | None = None
     n: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
     response_format: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -109,6 +107,7 @@ class _Echo(msgspec.Struct):
     """What an answer needs to know of its request."""
 
     stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
@@ -129,14 +128,23 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         model=body.model,
         items=tuple(items),
         tools=fields.tools(body.tools or (), nested=True),
-        sampling=fields.sampling(body.temperature, body.top_p, body.top_k, body.seed),
+        sampling=fields.sampling(body, _logprobs(body)),
         max_tokens=_max_tokens(body),
         stop=fields.stop_strings(body.stop),
         store=body.store is not False,
         stream=bool(body.stream),
         session_key=fields.session_key(headers, body.prompt_cache_key),
+        cache_salt=body.cache_salt,
         client=fields.client(headers),
     )
+
+
+def _logprobs(body: _Body) -> int:
+    """Alternatives to tell beside each token; -1: no logprobs at all."""
+    top = fields.top_logprobs(body.top_logprobs)
+    if top and not body.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+    return top if body.logprobs else -1
 
 
 def _max_tokens(body: _Body) -> int | None:
@@ -196,6 +204,8 @@ class Answer:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._texts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._echo = _echo_decoder.decode(turn.raw)
         self._end: Ended | None = None
         self.fault: Fault | None = None  # why there is no answer, once that is known
 
@@ -205,8 +215,9 @@ class Answer:
         match step:
             case Progress():
                 pass
-            case TextDelta(text=text):
+            case TextDelta(text=text, logprobs=logprobs):
                 self._texts.append(text)
+                self._logprobs += logprobs
             case Ended(reason="cancelled"):
                 self.fault = Unavailable("The request was cancelled before it was finished.")
             case Ended():
@@ -218,7 +229,8 @@ class Answer:
         """The whole answer as JSON; only after an end without a fault."""
         assert self._end is not None
         message = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(self._end)}
+        logprobs = _logprobs_object(self._logprobs) if self._echo.logprobs else None
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(self._end)}
         return msgspec.json.encode(
             {
                 "id": self._turn.response,
@@ -250,8 +262,8 @@ class Encoder:
         if self._answer.fault is not None:
             return [frame(failure.body(self._answer.fault)), DONE]
         match step:
-            case TextDelta(text=text):
-                return [self._chunk({"content": text}, None)]
+            case TextDelta(text=text, logprobs=logprobs):
+                return [self._chunk({"content": text}, None, logprobs)]
             case Ended():
                 frames = [self._chunk({}, finish_reason(step))]
                 if self._include_usage:
@@ -259,8 +271,9 @@ class Encoder:
                 return [*frames, DONE]
         return []
 
-    def _chunk(self, delta: dict[str, str], reason: str | None) -> bytes:
-        return self._frame([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}], None)
+    def _chunk(self, delta: dict[str, str], reason: str | None, logprobs: Sequence[Logprob] = ()) -> bytes:
+        told = _logprobs_object(logprobs) if logprobs else None
+        return self._frame([{"index": 0, "delta": delta, "logprobs": told, "finish_reason": reason}], None)
 
     def _frame(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
         chunk: dict[str, Any] = {
@@ -273,6 +286,10 @@ class Encoder:
         if self._include_usage:
             chunk["usage"] = counts
         return frame(msgspec.json.encode(chunk))
+
+
+def _logprobs_object(logprobs: Sequence[Logprob]) -> dict[str, Any]:
+    return {"content": [fields.logprob_object(one) for one in logprobs], "refusal": None}
 
 
 def finish_reason(end: Ended) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from zjournal import ask
 from zjournal.ask import Sampling, ToolSpec
 from zjournal.errors import BadRequest
 
@@ -21,10 +22,10 @@ STOP_CHARS_MAX = 256
 METADATA_PAIRS_MAX = 16
 METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
-TEMPERATURE_MAX = 2.0
-TOKENS_MAX = 2**31 - 1
-TOP_K_MAX = 2**31 - 1
+CACHE_SALT_CHARS_MAX = 256
+TOKENS_MAX = ask.INT_MAX
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+LOGPROB_MIN = -9999.0  # what OpenAI tells of a token that is as good as impossible
 
 # In the order in which they decide; the first that is there names the session.
 SESSION_HEADERS = (
@@ -40,19 +41,29 @@ CLIENT_HEADERS = ("user-agent", "originator")  # beside the one that names the s
 CLIENT_CHARS_MAX = 256  # of each value that is kept
 # What a credential looks like where none belongs.
 _CREDENTIAL = re.compile(
-    r"(?i)\b(?:bearer|basic)\s|\b(?:password|passwd|secret|token|api[-_]?key)\s*[:=]|\bsk-|://[^/\s]*@"
+    r"(?i)\b(?:bearer|basic)\s|\b(?:password|passwd|secret|token|key|api[-_]?key)\s*[:=]|\bsk-|://[^/\s]*@"
 )
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
-Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=TEMPERATURE_MAX)]
-Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-TopK = Annotated[int, msgspec.Meta(ge=0, le=TOP_K_MAX)]
 Seed = Annotated[int, msgspec.Meta(ge=SEED_MIN, le=SEED_MAX)]
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=CACHE_SALT_CHARS_MAX)]
 MetadataKey = Annotated[str, msgspec.Meta(max_length=METADATA_KEY_CHARS_MAX)]
 MetadataValue = Annotated[str, msgspec.Meta(max_length=METADATA_VALUE_CHARS_MAX)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=METADATA_PAIRS_MAX)]
 
+# What is one number, in its range of ask.RANGES.
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+)
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 T = TypeVar("T")
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -65,6 +76,23 @@ class Function(msgspec.Struct):
     description: str | None = None
     parameters: msgspec.Raw = msgspec.Raw(b"null")
     strict: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """How to sample, in both protocols' bodies: theirs, and those of other servers that many clients send."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: Seed | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    top_logprobs: int | None = None
+    stop: str | list[str] | None = None
 
 
 class Kind(msgspec.Struct):
@@ -174,14 +202,56 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return strings
 
 
-def sampling(temperature: float | None, top_p: float | None, top_k: int | None, seed: int | None) -> Sampling:
-    """Sampling with the protocols' defaults in place of what the client left out."""
-    return Sampling(
-        temperature=1.0 if temperature is None else float(temperature),
-        top_p=1.0 if top_p is None else float(top_p),
-        top_k=top_k or 0,
-        seed=seed,
-    )
+def sampling(body: SamplingFields, logprobs: int) -> Sampling:
+    """Sampling with the protocols' defaults in place of what the client left out. Raises BadRequest.
+
+    `logprobs`: alternatives to tell beside each token, -1 for none at all; each protocol asks for them in its own way.
+    """
+    given: dict[str, Any] = {"logprobs": logprobs, "logit_bias": _logit_bias(body.logit_bias)}
+    for name in _NUMBERS:
+        value = getattr(body, name)
+        if value is None or (name == "top_k" and value == -1):  # which other servers call off
+            continue
+        least, most = ask.RANGES[name]
+        if not least <= value <= most:
+            raise BadRequest(f"Invalid value for `{name}`: expected a number from {least:g} to {most:g}.", param=name)
+        given[name] = value
+    return Sampling(seed=body.seed, **given)
+
+
+def _logit_bias(biases: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Token ids with their biases, by id. Whether there are such tokens is known only to the model: see submit."""
+    found: dict[int, float] = {}
+    if len(biases or ()) > ask.LOGIT_BIAS_MAX:
+        raise BadRequest(f"`logit_bias` takes at most {ask.LOGIT_BIAS_MAX} tokens.", param="logit_bias")
+    for key, bias in (biases or {}).items():
+        at = f"logit_bias.{key}"
+        if not _TOKEN_ID.fullmatch(key):
+            raise BadRequest(f"Invalid key `{key}` in `logit_bias`: expected a token id.", param="logit_bias")
+        if abs(bias) > ask.BIAS_MAX:
+            most = ask.BIAS_MAX
+            raise BadRequest(f"Invalid value for `{at}`: expected a number from {-most:g} to {most:g}.", param=at)
+        found[int(key)] = float(bias)
+    return tuple(sorted(found.items()))
+
+
+def top_logprobs(count: int | None) -> int:
+    """`top_logprobs`, 0 if it was left out. Raises BadRequest."""
+    if count is not None and not 0 <= count <= ask.TOP_LOGPROBS_MAX:
+        most = ask.TOP_LOGPROBS_MAX
+        raise BadRequest(f"Invalid value for `top_logprobs`: expected a number from 0 to {most}.", param="top_logprobs")
+    return count or 0
+
+
+def logprob_object(one: ask.Logprob) -> dict[str, Any]:
+    """A token's logprobs, as both protocols spell them."""
+    return {**_logprob(one.token, one.logprob), "top_logprobs": [_logprob(*other) for other in one.top]}
+
+
+def _logprob(token: bytes, logprob: float) -> dict[str, Any]:
+    """A token may be a part of a character: then its text is U+FFFD, and its bytes tell what it is."""
+    text = token.decode("utf-8", "replace")
+    return {"token": text, "logprob": max(logprob, LOGPROB_MIN), "bytes": list(token)}
 
 
 def session_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str | None:

@@ -50,6 +50,16 @@ class Metrics:
             "Process whose read transaction keeps the write-ahead log from being emptied; 0: none.",
             registry=registry,
         )
+        self._preemptions = Counter(
+            "zj_preemptions_total", "Times that a running request gave its memory to another one.", registry=registry
+        )
+        self._recomputed_tokens = Counter(
+            "zj_recomputed_tokens_total", "Tokens computed again after a preemption.", registry=registry
+        )
+        self._draft_tokens = Counter(
+            "zj_draft_tokens_total", "Tokens that were guessed ahead, by outcome.", ("outcome",), registry=registry
+        )
+        self._engine_counts = (0, 0, 0, 0)  # preemptions, recomputed, drafted, accepted, as it told them last
         self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
 
     def request(self, api: str, status: int) -> None:
@@ -84,6 +94,14 @@ class Metrics:
         self._kv_blocks.set(gauges.kv_blocks)
         self._kv_blocks_free.set(gauges.kv_blocks_free)
         self._states.set(gauges.states)
+        counts = (gauges.preemptions, gauges.recomputed, gauges.drafted, gauges.accepted)
+        more = [now - before for now, before in zip(counts, self._engine_counts, strict=True)]
+        self._engine_counts = counts
+        preemptions, recomputed, drafted, accepted = more
+        self._preemptions.inc(preemptions)
+        self._recomputed_tokens.inc(recomputed)
+        self._draft_tokens.labels("accepted").inc(accepted)
+        self._draft_tokens.labels("rejected").inc(drafted - accepted)
 
     def journal(self, log_bytes: Callable[[], int], blocker_pid: Callable[[], int]) -> None:
         """Sets where the numbers of the journal's log come from; they are asked for at each `render`."""
@@ -93,6 +111,7 @@ class Metrics:
     def engine_crashed(self) -> None:
         """The engine process ended unasked; what it ran and held is gone."""
         self._crashes.inc()
+        self._engine_counts = (0, 0, 0, 0)
         for gauge in (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states):
             gauge.set(0)
 

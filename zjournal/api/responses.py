@@ -7,7 +7,7 @@ honoured, echoed, accepted without effect, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -26,14 +26,12 @@ ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix) to "msg_<hex
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where it stands
+_LOGPROBS = "message.output_text.logprobs"  # of `include`
 _UNREADABLE = ("item_reference", "compaction")  # items that stand for text which only their server has
 
 # What these fields may hold when they ask for nothing; anything else is refused by name.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "background": (False,),
     "generate": (True,),
     "conversation": (),
@@ -65,27 +63,20 @@ class _CacheOptions(msgspec.Struct):
     comparison_response_id: str | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(fields.SamplingFields, kw_only=True):
     model: fields.Name
     input: str | list[msgspec.Raw]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: fields.Tokens | None = None
-    temperature: fields.Temperature | None = None
-    top_p: fields.Probability | None = None
-    top_k: fields.TopK | None = None
-    seed: fields.Seed | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     store: bool | None = None
     tools: list[msgspec.Raw] | None = None
     text: _TextConfig | None = None
     include: list[str] | None = None
     prompt_cache_options: _CacheOptions | None = None
+    cache_salt: fields.CacheSalt | None = None
     tool_choice: Any = None
-    top_logprobs: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     background: bool | None = None
     generate: bool | None = None
     conversation: Any = None
@@ -103,6 +94,9 @@ class _Echo(msgspec.Struct):
     max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -155,13 +149,14 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         items=_items(body),
         instructions=None if body.instructions is None else Text(body.instructions, "instructions"),
         tools=fields.tools(body.tools or (), nested=False),
-        sampling=fields.sampling(body.temperature, body.top_p, body.top_k, body.seed),
+        sampling=fields.sampling(body, _logprobs(body)),
         max_tokens=body.max_output_tokens,
         stop=fields.stop_strings(body.stop),
         store=body.store is not False,
         stream=bool(body.stream),
         previous=body.previous_response_id,
         session_key=fields.session_key(headers, echo.prompt_cache_key),
+        cache_salt=body.cache_salt,
         client=fields.client(headers),
     )
 
@@ -176,10 +171,12 @@ def _refuse_unable(body: _Body) -> None:
             if getattr(options, name):
                 at = f"prompt_cache_options.{name}"
                 raise BadRequest(f"`{at}` is not supported by this server.", param=at)
-    for index, name in enumerate(body.include or ()):
-        if name == "message.output_text.logprobs":
-            at = f"include[{index}]"
-            raise BadRequest(f"`{at}` asks for {name}, which is not supported by this server.", param=at)
+
+
+def _logprobs(body: _Body) -> int:
+    """Alternatives to tell beside each token; -1: no logprobs at all. Each of the two fields asks for them."""
+    top = fields.top_logprobs(body.top_logprobs)
+    return top if top or _LOGPROBS in (body.include or ()) else -1
 
 
 def _items(body: _Body) -> tuple[Item, ...]:
@@ -236,6 +233,7 @@ class Answer:
         self._turn = turn
         self._request = _request_half(turn)
         self._texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
         self.item_id = item_id(turn, 0, "msg")  # of the message, the only item so far
         self.open = False  # whether the message has begun
         self.end: Ended | Broke | None = None
@@ -247,9 +245,10 @@ class Answer:
     def take(self, step: Step) -> None:
         assert self.end is None, step
         match step:
-            case TextDelta(text=text):
+            case TextDelta(text=text, logprobs=logprobs):
                 self.open = True
                 self._texts.append(text)
+                self.logprobs += map(fields.logprob_object, logprobs)
             case Ended() | Broke():
                 # An empty answer is still the assistant's turn, and the chain holds it; a failure adds nothing.
                 self.open = self.open or (isinstance(step, Ended) and step.reason != "cancelled")
@@ -273,7 +272,7 @@ class Answer:
         if self.end is None:
             return _message(self.item_id, "in_progress", [])
         status = "completed" if self.status == "completed" else "incomplete"
-        return _message(self.item_id, status, [part(self.text)])
+        return _message(self.item_id, status, [part(self.text, self.logprobs)])
 
     def response(self) -> dict[str, Any]:
         """The response object as it stands."""
@@ -323,12 +322,14 @@ class Encoder:
         match step:
             case Progress():
                 pass
-            case TextDelta(text=text):
-                frames.append(self._in_part("response.output_text.delta", delta=text, logprobs=[]))
+            case TextDelta(text=text, logprobs=logprobs):
+                told = [fields.logprob_object(one) for one in logprobs]
+                frames.append(self._in_part("response.output_text.delta", delta=text, logprobs=told))
             case Ended() | Broke():
                 if answer.open:
-                    frames.append(self._in_part("response.output_text.done", text=answer.text, logprobs=[]))
-                    frames.append(self._in_part("response.content_part.done", part=part(answer.text)))
+                    text, told = answer.text, answer.logprobs
+                    frames.append(self._in_part("response.output_text.done", text=text, logprobs=told))
+                    frames.append(self._in_part("response.content_part.done", part=part(text, told)))
                     frames.append(self._event("response.output_item.done", output_index=0, item=answer.item()))
                 # No event says cancelled; the object in it does.
                 last = "incomplete" if answer.status == "cancelled" else answer.status
@@ -353,9 +354,9 @@ def deleted(response: str) -> bytes:
     return msgspec.json.encode({"id": response, "object": "response", "deleted": True})
 
 
-def part(text: str) -> dict[str, Any]:
+def part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """An output_text content part."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def usage(counts: Usage) -> dict[str, Any]:
@@ -390,9 +391,9 @@ def _request_half(turn: Turn) -> dict[str, Any]:
         "text": text,
         "temperature": 1.0 if echo.temperature is None else echo.temperature,
         "top_p": 1.0 if echo.top_p is None else echo.top_p,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "top_logprobs": 0,
+        "presence_penalty": echo.presence_penalty or 0.0,
+        "frequency_penalty": echo.frequency_penalty or 0.0,
+        "top_logprobs": echo.top_logprobs or 0,
         "reasoning": None if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
         "max_output_tokens": echo.max_output_tokens,
         "max_tool_calls": echo.max_tool_calls,

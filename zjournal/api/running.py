@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from zjournal import ask, errors
 from zjournal.api.metrics import Metrics
 from zjournal.journal import events, retention
 from zjournal.journal.log import SERVER_TENANT, Journal
+from zjournal.journal.written import Written
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
@@ -51,7 +51,7 @@ class Running:
         self.ending = False
         self.lost = False  # a fact of it could not be written
         self.matched: events.CacheMatched | None = None  # while it is not durable
-        self.last: Future | None = None  # the append before the next one
+        self.last: Written | None = None  # the append before the next one
 
     @property
     def usage(self) -> ask.Usage:
@@ -74,6 +74,7 @@ class Runs:
         self.progress = 0.0
         self.broken: wire.Broken | None = None
         self.broke = asyncio.Event()
+        self.up = asyncio.Event()  # set when an engine first became ready
         self.idle = asyncio.Event()
         self.idle.set()
         journal.tenant(SERVER_TENANT)  # made here, so that it is known wherever a start is journaled
@@ -172,11 +173,13 @@ class Runs:
             kv_tokens=ready.kv_tokens,
             vocabulary=self._journal.digest(SERVER_TENANT, vocabulary),
             template=self._journal.digest(SERVER_TENANT, template),
+            parts=tuple(sorted(ready.parts.items())),
         )
 
         def durable() -> None:
             if self._coming is coming:  # else it has died meanwhile
                 self.ready = ready
+                self.up.set()
 
         def again() -> None:
             if self._coming is coming:
@@ -273,6 +276,9 @@ class Runs:
             self._metrics.ttft(running.first_token - running.started)
         ids = wire.unpack_ids(message.ids)
         tail.ids.extend(ids)
+        if message.logprobs:
+            tail.logprobs.extend(wire.cut_logprobs(message.logprobs, len(ids)))
+        assert len(tail.logprobs) == (len(tail.ids) if running.accepted.logprobs >= 0 else 0)
         if len(tail.ids) - running.flushed >= FLUSH_TOKENS:
             self._flush(running)
         elif running.timer is None:
@@ -283,17 +289,9 @@ class Runs:
         if running.timer is not None:
             running.timer.cancel()
             running.timer = None
-        ids = running.tail.ids[running.flushed :]
-        if not ids:
-            return []
-        sampled = events.TokensSampled(
-            tenant=running.accepted.tenant,
-            response=running.accepted.response,
-            position=running.flushed,
-            count=len(ids),
-        )
+        facts = _sampled(running, running.flushed)
         running.flushed = len(running.tail.ids)
-        return [events.Fact(sampled, payload=wire.pack_ids(ids))]
+        return facts
 
     def _flush(self, running: Running) -> None:
         """Hands the tokens since the last flush to the journal."""
@@ -318,7 +316,8 @@ class Runs:
             response=accepted.response,
             reason=message.reason,
             output=message.output,
-            history=identity.history_step(accepted.history, answer),
+            # A turn of a replay has no history before it: nothing shall be taken for a continuation of it.
+            history=identity.history_step(accepted.history, answer) if accepted.history else b"",
             queue_us=message.queue_us,
             prefill_us=message.prefill_us,
             decode_us=message.decode_us,
@@ -402,11 +401,7 @@ class Runs:
         """What is missing in the journal for it to tell of this response what its client was told."""
         tenant, response = running.accepted.tenant, running.accepted.response
         facts = [] if running.matched is None else [events.Fact(running.matched)]
-        durable = running.tail.durable
-        ids = running.tail.ids[durable:]
-        if ids:
-            sampled = events.TokensSampled(tenant=tenant, response=response, position=durable, count=len(ids))
-            facts.append(events.Fact(sampled, payload=wire.pack_ids(ids)))
+        facts += _sampled(running, running.tail.durable)
         failed = events.ResponseFailed(tenant=tenant, response=response, code=end.code, message=end.message)
         return [*facts, events.Fact(failed)]
 
@@ -428,20 +423,29 @@ class Runs:
         facts: list[events.Fact],
         then: Callable[[], None],
         otherwise: Callable[[errors.Fault], None],
-        after: Future | None = None,
-    ) -> Future:
+        after: Written | None = None,
+    ) -> Written:
         """Appends, and calls back on the event loop after the commit, or with the fault. `after` as in the journal."""
-        loop = asyncio.get_running_loop()
 
-        def done(future: Future) -> None:
-            error = future.exception()
+        def done(written: Written) -> None:
+            error = written.exception()
             if error is None:
-                loop.call_soon_threadsafe(then)
+                then()
             elif isinstance(error, errors.Fault):
-                loop.call_soon_threadsafe(otherwise, error)
+                otherwise(error)
             else:
-                loop.call_soon_threadsafe(otherwise, errors.JournalUnavailable(str(error)))
+                otherwise(errors.JournalUnavailable(str(error)))
 
-        future = self._journal.append(facts, after=after)
-        future.add_done_callback(done)
-        return future
+        written = self._journal.append_soon(facts, after=after)
+        written.add_done_callback(done)
+        return written
+
+
+def _sampled(running: Running, position: int) -> list[events.Fact]:
+    """The fact that tells the output from `position` on; none where there is no more."""
+    tail, accepted = running.tail, running.accepted
+    ids = tail.ids[position:]
+    if not ids:
+        return []
+    event = events.TokensSampled(tenant=accepted.tenant, response=accepted.response, position=position, count=len(ids))
+    return [events.Fact(event, payload=wire.pack_sampled(ids, tail.logprobs[position:]))]

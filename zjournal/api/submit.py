@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -24,8 +24,9 @@ from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
 from zjournal.journal.log import SERVER_TENANT, Journal, Subscriber
 from zjournal.journal.transaction import ParentErased
+from zjournal.journal.written import Written
 from zjournal.link import wire
-from zjournal.sessions import chain, identity
+from zjournal.sessions import chain, identity, sampling
 from zjournal.sessions.follow import Tail, follow, foreign_reader, recorded_tail, without_end
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.record import pack
@@ -97,7 +98,7 @@ class Desk:
         self._vocabulary = b""  # digest of today's
         self._words: Vocabulary | None = None  # today's
         # Sessions opened lately and what writes that down, by the client's name for them.
-        self._opened: OrderedDict[bytes, tuple[str, Future]] = OrderedDict()
+        self._opened: OrderedDict[bytes, tuple[str, Written]] = OrderedDict()
         self._draining = False
         self._submitting = 0
         # One thread renders: tokenizer and chain caches have one user at a time.
@@ -199,6 +200,7 @@ class Desk:
             raise errors.ModelNotFound(
                 f"The model '{request.model}' does not exist here; what is served goes by {names}.", param="model"
             )
+        _check_bias(request, served.tokenizer.vocab_size)
         if len(self._runs) + self._submitting >= self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._journal.check_room()
@@ -298,6 +300,10 @@ class Desk:
         )
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         max_tokens = _output_limit(request, len(prompt.ids), ready)
+        if request.sampling.min_tokens > max_tokens:
+            raise errors.BadRequest(
+                f"`min_tokens` is {request.sampling.min_tokens}, and there can be {max_tokens}.", param="min_tokens"
+            )
         if prompt.dropped:
             log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
         session, opened = self._session(place)
@@ -306,10 +312,10 @@ class Desk:
         )
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
-        written = self._journal.append(facts, after=opened)
+        written = self._journal.append_soon(facts, after=opened)
         self._remember_session(place.session_key, session, written)
         try:
-            await asyncio.shield(asyncio.wrap_future(written))
+            await written
         except asyncio.CancelledError:
             self._abandon(accepted, written)
             raise
@@ -320,8 +326,9 @@ class Desk:
             wire.Generate(
                 request=response,
                 tokens=wire.pack_ids(prompt.ids),
-                namespace=accepted.namespace,
-                sampling=wire.Sampling(accepted.temperature, accepted.top_p, accepted.top_k, accepted.seed),
+                session=session,
+                namespace=identity.kv_namespace(accepted.namespace, accepted.salt),
+                sampling=sampling.sent(accepted, request.sampling.logit_bias),
                 max_tokens=max_tokens,
                 end_tokens=tuple(sorted(served.end_tokens)),
                 stop=tuple(text.encode() for text in request.stop),
@@ -342,7 +349,7 @@ class Desk:
             raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
         return place, prompt, pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs)
 
-    def _session(self, place: chain.Place) -> tuple[str, Future | None]:
+    def _session(self, place: chain.Place) -> tuple[str, Written | None]:
         """The id of a request's session, and the append that opens it if the journal did not have it yet."""
         if place.session:
             return place.session, None
@@ -352,7 +359,7 @@ class Desk:
             return session, written
         return identity.session_id(secrets.token_bytes(8)), None
 
-    def _remember_session(self, key: bytes, session: str, written: Future) -> None:
+    def _remember_session(self, key: bytes, session: str, written: Written) -> None:
         if key and self._opened.get(key, ("", None))[0] != session:
             self._opened[key] = (session, written)
             if len(self._opened) > OPENED_MAX:
@@ -374,7 +381,6 @@ class Desk:
         """The facts that accept a request."""
         assert self._served is not None and self._chains is not None
         client = msgspec.msgpack.encode(request.client) if request.client else b""
-        seed = request.sampling.seed
         accepted = events.RequestAccepted(
             tenant=tenant,
             response=response,
@@ -384,6 +390,7 @@ class Desk:
             protocol=request.protocol,
             model=request.model,
             namespace=identity.namespace(ready.fingerprint, tenant),
+            salt=identity.salt(self._journal.secret, tenant, request.cache_salt),
             stored=request.store,
             stream=request.stream,
             created=int(time.time()),
@@ -392,12 +399,9 @@ class Desk:
             history=place.history,
             dialect=self._served.dialect.name,
             encoder=encoder,
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            seed=secrets.randbits(SEED_BITS) if seed is None else seed,
             max_tokens=max_tokens,
             stop=len(request.stop),
+            **sampling.recorded(request.sampling, secrets.randbits(SEED_BITS)),
         )
         rendered = events.PromptRendered(
             tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
@@ -419,7 +423,7 @@ class Desk:
         calls = tuple(identity.call_key(secret, tenant, result.call_id) for result in results)
         return [events.Fact(events.ToolResultSeen(tenant=tenant, response=accepted.response, calls=calls))]
 
-    def _abandon(self, accepted: events.RequestAccepted, written: Future) -> None:
+    def _abandon(self, accepted: events.RequestAccepted, written: Written) -> None:
         """The client left while its request was being written down: it ends without having begun."""
         ended = events.ResponseFinished(
             tenant=accepted.tenant,
@@ -431,6 +435,16 @@ class Desk:
             decode_us=0,
         )
         self._journal.append([events.Fact(ended)], after=written)
+
+
+def _check_bias(request: ask.Ask, vocab_size: int) -> None:
+    """Raises BadRequest for a bias of a token that the model does not have."""
+    for token, _ in request.sampling.logit_bias:
+        if token >= vocab_size:
+            raise errors.BadRequest(
+                f"`logit_bias` names token {token}; this model's tokens are 0 to {vocab_size - 1}.",
+                param=f"logit_bias.{token}",
+            )
 
 
 def _prompt_field(request: ask.Ask) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -25,9 +26,35 @@ from zjournal.errors import ModelFault
 
 POLL_S = 0.2
 DOWNLOAD_S_MAX = 3600
+METER_MARKS = 20  # that many seconds and more of the past make the speed
+METER_MARK_S = 1.0
 _COPY_BYTES = 1 << 20
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if known
+
+
+class Meter:
+    """Words for the progress of a download: what has come, how fast over the last while, and how long it will take."""
+
+    def __init__(self, now: float) -> None:
+        """`now`: seconds of any clock."""
+        self._marks: deque[tuple[float, int]] = deque(maxlen=METER_MARKS)
+        self._begun = now
+
+    def line(self, done: int, total: int | None, now: float) -> str:
+        """One line without a newline."""
+        if not self._marks:
+            self._marks.append((self._begun, done))  # what an earlier run had brought is not this one's speed
+        if now - self._marks[-1][0] >= METER_MARK_S:
+            self._marks.append((now, done))
+        begun, before = self._marks[0]
+        speed = (done - before) / (now - begun) if now > begun else 0.0
+        parts = [f"{done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"{done / 1e6:.0f} MB"]
+        if speed > 0:
+            parts.append(f"{speed / 1e6:.1f} MB/s")
+            if total and done < total:
+                parts.append(f"{(total - done) / speed:.0f} s left")
+        return ", ".join(parts)
 
 
 class Asset(msgspec.Struct, frozen=True):

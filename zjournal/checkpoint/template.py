@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -15,6 +16,7 @@ import jinja2.meta
 import jinja2.sandbox
 
 from zjournal.checkpoint.gguf import Header
+from zjournal.checkpoint.hfconfig import read_object
 from zjournal.errors import BadRequest, ModelFault
 
 SOURCE_BYTES_MAX = 1 << 20
@@ -80,6 +82,28 @@ class Template:
             named = fault.message.startswith(str(header.path))
             raise ModelFault(fault.message if named else f"{header.path}: {fault.message}") from fault
 
+    @classmethod
+    def from_folder(cls, folder: Path, specials: Mapping[str, str] | None = None) -> Template:
+        """The template of a Hugging Face folder: chat_template.jinja, else the one in tokenizer_config.json.
+
+        Of several named ones it is `default`. Raises ModelFault if there is none or it is not valid.
+        """
+        path = folder / "chat_template.jinja"
+        try:
+            if path.exists():
+                return cls(_read_text(path), specials)
+            path = folder / "tokenizer_config.json"
+            told = read_object(path).get("chat_template") if path.exists() else None
+            if isinstance(told, list):
+                named = {one.get("name"): one.get("template") for one in told if isinstance(one, dict)}
+                told = named.get("default")
+            if not isinstance(told, str):
+                raise ModelFault("there is no chat template: neither chat_template.jinja nor one in the config")
+            return cls(told, specials)
+        except ModelFault as fault:
+            named_already = fault.message.startswith(str(folder))
+            raise ModelFault(fault.message if named_already else f"{path}: {fault.message}") from fault
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -124,6 +148,16 @@ class Template:
         if fits and without.startswith(before) and without.endswith(after):
             return without[len(before) : len(without) - len(after)]
         return ""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(SOURCE_BYTES_MAX + 1).decode()
+    except UnicodeDecodeError as error:
+        raise ModelFault(f"{path}: not UTF-8") from error
+    except OSError as error:
+        raise ModelFault(f"{path}: {error.strerror or error}") from error
 
 
 def _refuse(message: object = "") -> NoReturn:

@@ -1,9 +1,9 @@
-"""Text to token ids and back, from the vocabulary that the GGUF carries.
+"""Text to token ids and back, from the vocabulary that comes with a model (words.py).
 
-Byte-level BPE by the `tokenizers` library. Control tokens are kept out of its vocabulary, so no text can
-ever become one: whoever wants a control token must name it (`control`, `encode_trusted`). Text is not normalised
-and nothing is added, so decoding gives back the text that was encoded, byte for byte; except for bytes that the
-vocabulary lacks (SmolLM2's has no U+0004, for one), which leave no token, here as in every other implementation.
+No text can ever become a control token: whoever wants one must name it (`control`, `encode_trusted`). Nothing is added
+and nothing changed, so decoding gives back the text that was encoded, byte for byte; except for bytes that the
+vocabulary lacks (SmolLM2's has no U+0004, for one), which leave no token, here as in every other implementation, and
+for a tokenizer.json that composes characters (NFC, as Qwen's does).
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
 
 import msgspec
-from tokenizers import Regex, models, pre_tokenizers
-from tokenizers import Tokenizer as Pieces
 
+from zjournal.checkpoint import words
 from zjournal.checkpoint.gguf import Header
+from zjournal.checkpoint.hfconfig import read_object
+from zjournal.checkpoint.words import Words
 from zjournal.errors import ModelFault
 
-VOCABULARY_MAX = 1 << 20
 CACHE_TOKENS_MAX = 1 << 19  # encoded pieces that are kept: 12 bytes a token and the text
+CACHE_PIECES_MAX = 2_048  # for short ones cost mostly what holds them
 CACHED_CHARACTERS_MIN = 16  # shorter pieces cost less than the book-keeping
 
-_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
-
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-
-# How a model cuts text into words, by the name in `tokenizer.ggml.pre`. The patterns are the models' published ones.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_PATTERNS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
-# These names mean GPT-2's own pattern, which the library has built in; smollm cuts digits apart first.
-_GPT2 = {"gpt-2": False, "default": False, "smollm": True}
+_KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
 
 # Ends of a turn that some files do not declare; counted only where they are control tokens.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "</s>")
@@ -51,59 +46,78 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 class Tokenizer:
-    """Byte-level BPE without special tokens, and the control tokens beside it."""
+    """A vocabulary without special tokens, and the control tokens beside it."""
 
-    def __init__(
-        self,
-        tokens: list[str],
-        kinds: Sequence[int],
-        merges: list[str],
-        pre: str,
-        ends: Iterable[int] = (),
-        specials: dict[str, int] | None = None,
-    ) -> None:
-        """`tokens[id]` in GPT-2's byte alphabet (control tokens as they are), `merges` as `left right`.
-
-        `ends` are ids that end a turn, `specials` the roles bos, eos, … Raises ModelFault with a reason only.
-        """
-        if len(tokens) > VOCABULARY_MAX or len(kinds) != len(tokens):
-            raise ModelFault(f"a vocabulary of {len(tokens)} tokens with {len(kinds)} kinds is impossible")
-        self.vocab_size = len(tokens)
-        special = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[i]]
-        self.control = {tokens[i]: i for i in special}
-        self._literals = {i: text for text, i in self.control.items()}
-        found = re.compile("|".join(re.escape(text) for text in sorted(self.control, key=len, reverse=True)) or r"(?!)")
-        self.control_pattern = found
+    def __init__(self, words: Words, ends: Iterable[int] = (), specials: Mapping[str, int] | None = None) -> None:
+        """`ends` are ids that end a turn, `specials` the roles bos, eos, …"""
+        self.vocab_size = len(words.texts)
+        self.control = words.control
+        self.control_pattern = re.compile(_alternatives(self.control))
         ends = {*ends, *(self.control[text] for text in _TURN_ENDS if text in self.control)}
-        self.eos_ids = tuple(sorted(i for i in ends if 0 <= i < len(tokens)))
-        specials = specials or {}
-        self.special_texts = {role: tokens[i] for role, i in specials.items() if 0 <= i < len(tokens)}
-        self._pieces = _pieces(tokens, kinds, merges, pre)
-        self._bytes, self._starts = _token_bytes(tokens, self._literals)
-        alone = {self.token_bytes(i) for i, kind in enumerate(kinds) if kind == _NORMAL and len(tokens[i]) == 1}
-        self._lacking = [byte for byte in range(256) if bytes([byte]) not in alone and byte not in _NEVER_IN_UTF8]
-        lengths = (self._starts[i + 1] - self._starts[i] for i in range(len(tokens)) if i not in self._literals)
-        self.longest = max(lengths, default=1)  # bytes of the longest token: n bytes of text are n / longest or more
+        self.eos_ids = tuple(sorted(i for i in ends if 0 <= i < self.vocab_size))
+        told = {role: i for role, i in (specials or {}).items() if 0 <= i < self.vocab_size}
+        self.special_texts = {role: words.texts[i].decode("utf-8", "replace") for role, i in told.items()}
+        self._pieces = words.pieces
+        self._bytes = b"".join(words.texts)
+        self._starts = array("I", accumulate(map(len, words.texts), initial=0))  # a tenth of a list's memory
+        self._lacking = words.lacking
+        literals = set(self.control.values())
+        lengths = (len(text) for i, text in enumerate(words.texts) if i not in literals)
+        self.longest = max(lengths, default=1) or 1  # bytes of the longest token: n bytes are n / longest or more
         self._cache: OrderedDict[str, Encoded] = OrderedDict()
         self._cached_tokens = 0
         self._lock = threading.Lock()
 
     @classmethod
+    def byte_level(
+        cls,
+        tokens: Sequence[str],
+        kinds: Sequence[int],
+        merges: Sequence[str],
+        pre: str,
+        ends: Iterable[int] = (),
+        specials: Mapping[str, int] | None = None,
+    ) -> Tokenizer:
+        """Byte-level BPE, see words.byte_level. Raises ModelFault with a reason only."""
+        return cls(words.byte_level(tokens, kinds, merges, pre), ends, specials)
+
+    @classmethod
     def from_header(cls, header: Header) -> Tokenizer:
         """Builds the tokenizer that the GGUF describes. Raises ModelFault if it is of a kind we do not know."""
         kind = header.value("tokenizer.ggml.model", str)
-        if kind != "gpt2":
-            raise ModelFault(f"{header.path}: the tokenizer model {kind} is not supported, only gpt2 (byte-level BPE)")
+        if kind not in _KINDS:
+            known = " and ".join(f"{name} ({what})" for name, what in _KINDS.items())
+            raise ModelFault(f"{header.path}: the tokenizer model {kind} is not supported, only {known}")
         tokens = header.array("tokenizer.ggml.tokens", str)
         kinds = header.array("tokenizer.ggml.token_type", int)
-        merges = header.array("tokenizer.ggml.merges", str)
         ends = [i for key in _END_KEYS if type(i := header.get(key)) is int]
         roles = {role: header.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos")}
         specials = {role: i for role, i in roles.items() if type(i) is int}
         try:
-            return cls(tokens, kinds, merges, header.value("tokenizer.ggml.pre", str, "default"), ends, specials)
+            if kind == "gpt2":
+                merges = header.array("tokenizer.ggml.merges", str)
+                made = words.byte_level(tokens, kinds, merges, header.value("tokenizer.ggml.pre", str, "default"))
+            else:
+                if header.value("tokenizer.ggml.add_space_prefix", bool, True):
+                    raise ModelFault("tokenizer.ggml.add_space_prefix is true, and that is not supported")
+                made = words.sentencepiece(tokens, kinds, header.array("tokenizer.ggml.scores", float))
+            return cls(made, ends, specials)
         except ModelFault as fault:
-            raise ModelFault(f"{header.path}: {fault.message}") from fault
+            named = fault.message.startswith(str(header.path))
+            raise ModelFault(fault.message if named else f"{header.path}: {fault.message}") from fault
+
+    @classmethod
+    def from_folder(cls, folder: Path, size: int) -> Tokenizer:
+        """Builds the tokenizer of a Hugging Face folder for a model of `size` ids. Raises ModelFault."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelFault(f"{path}: no such file; a vocabulary in another form is not supported")
+        made = words.from_json(path, size)
+        named = _named(folder / "tokenizer_config.json")
+        ids = {text: i for i, text in enumerate(made.texts)} if named else {}
+        specials = {role: i for role, text in named.items() if (i := ids.get(text.encode())) is not None}
+        ends = [i for name in ("generation_config.json", "config.json") for i in _end_ids(folder / name)]
+        return cls(made, [*ends, *(specials[role] for role in ("eos",) if role in specials)], specials)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; never a control token, whatever the text is."""
@@ -137,7 +151,7 @@ class Tokenizer:
                 return
             self._cache[text] = encoded
             self._cached_tokens += len(encoded.ids)
-            while self._cached_tokens > CACHE_TOKENS_MAX:
+            while self._cached_tokens > CACHE_TOKENS_MAX or len(self._cache) > CACHE_PIECES_MAX:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_tokens -= len(oldest.ids)
 
@@ -181,49 +195,38 @@ class Decoder:
         return self._utf8.decode(b"", final=True)
 
 
-def _pieces(tokens: list[str], kinds: Sequence[int], merges: list[str], pre: str) -> Pieces:
-    """The BPE machine, over ordinary tokens only."""
-    vocabulary = {text: i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _NORMAL}
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in _GPT2)
-    steps: list[pre_tokenizers.PreTokenizer] = [byte_level]
-    if pre in _PATTERNS:
-        steps.insert(0, pre_tokenizers.Split(Regex(_PATTERNS[pre]), behavior="isolated"))
-    elif pre not in _GPT2:
-        known = ", ".join(sorted({*_PATTERNS, *_GPT2}))
-        raise ModelFault(f"the pre-tokenizer {pre} is not supported, only {known}")
-    elif _GPT2[pre]:
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    try:
-        pieces = Pieces(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe"))
-    except Exception as error:  # the library raises a bare Exception
-        raise ModelFault(f"the vocabulary is damaged: {error}") from error
-    pieces.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return pieces
+def _named(path: Path) -> dict[str, str]:
+    """The texts of the roles bos and eos in a tokenizer_config.json."""
+    told = read_object(path) if path.exists() else {}
+    found = {}
+    for role in ("bos", "eos"):
+        value = told.get(f"{role}_token")
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[role] = text
+    return found
 
 
-def _alphabet() -> dict[int, int]:
-    """GPT-2's byte alphabet, from the character that stands for a byte to the byte.
-
-    Printable bytes stand for themselves; the others, in order, for the characters from U+0100 on.
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    return {byte: byte for byte in plain} | {0x100 + n: byte for n, byte in enumerate(others)}
+def _end_ids(path: Path) -> list[int]:
+    told = read_object(path).get("eos_token_id") if path.exists() else None
+    ids = told if isinstance(told, list) else [told]
+    return [i for i in ids if type(i) is int]
 
 
-def _token_bytes(tokens: list[str], literals: dict[int, str]) -> tuple[bytes, array[int]]:
-    """All tokens' bytes in one run, and where each starts (one more entry at the end): a tenth of a list's memory."""
-    alphabet = _alphabet()
-    run = bytearray()
-    starts = array("I", [0])
-    for i, text in enumerate(tokens):
-        if i in literals:
-            run += text.encode()
-        else:
-            try:
-                run += text.translate(alphabet).encode("latin-1")
-            except UnicodeEncodeError:
-                run += text.encode()  # an unused entry outside the alphabet
-        starts.append(len(run))
-    return bytes(run), starts
+def _alternatives(literals: Iterable[str]) -> str:
+    """A pattern that matches any of the literals, the longest first; a tree, for Gemma has 6,000 that start alike."""
+    tree: dict[str, dict] = {}
+    for text in literals:
+        at = tree
+        for character in text:
+            at = at.setdefault(character, {})
+        at[""] = {}
+
+    def write(node: dict[str, dict]) -> str:
+        branches = [re.escape(character) + write(below) for character, below in node.items() if character]
+        if not branches:
+            return ""
+        joined = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+        return f"(?:{joined})?" if "" in node else joined
+
+    return write(tree) or r"(?!)"

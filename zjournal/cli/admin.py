@@ -1,13 +1,15 @@
 """Has an operation done by whoever owns the journal: the server that runs, else this process.
 
 A running server is asked through `admin.sock`. Without one this process takes the lock of the data directory and runs
-the same function. A server that is just starting or stopping is waited for.
+the same function. A server that is just starting or stopping is waited for. A replay asks that server's engine, or one
+that is started for it.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from zjournal.config import Config
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from zjournal.link.admin import Outcome
+    from zjournal.sessions.replay import Replay, Replayed
 
 OWNER_S_MAX = 10.0  # how long an owner of the directory may take to answer or to go
 RETRY_S = 0.05
@@ -37,16 +40,38 @@ def perform(config: Config, name: str, arguments: msgspec.Struct, result: type[R
 
     assert OPERATIONS[name].result is result, name
     packed = msgspec.msgpack.encode(arguments)
+    return msgspec.msgpack.decode(_by_owner(config, name, packed, lambda: _run_here(config, name, packed)), type=result)
+
+
+def replay(config: Config, arguments: Replay) -> Replayed:
+    """Runs the operation `sessions.replay` on the engine of the server that runs, else on one of its own.
+
+    Raises as `perform`, and where no server runs ModelFault and EngineStartFault for the model that is configured.
+    """
+    import msgspec
+
+    from zjournal.sessions.replay import Replayed
+
+    def here() -> bytes:
+        from zjournal import alone
+
+        return alone.replay(config, arguments)
+
+    packed = msgspec.msgpack.encode(arguments)
+    return msgspec.msgpack.decode(_by_owner(config, "sessions.replay", packed, here), type=Replayed)
+
+
+def _by_owner(config: Config, name: str, packed: bytes, here: Callable[[], bytes]) -> bytes:
+    """The result in msgpack: of the server that runs, else of `here`, which takes the directory's lock."""
     until = time.monotonic() + OWNER_S_MAX
     while (answer := _ask_server(config, name, packed)) is None:
         try:
-            answer = _run_here(config, name, packed)
-            break
+            return here()
         except DataDirLocked:
             if time.monotonic() > until:
                 raise
         time.sleep(RETRY_S)
-    return msgspec.msgpack.decode(answer, type=result)
+    return answer
 
 
 def _run_here(config: Config, name: str, packed: bytes) -> bytes:
@@ -56,11 +81,12 @@ def _run_here(config: Config, name: str, packed: bytes) -> bytes:
 
     if not OPERATIONS[name].creates:
         database.open_reader(config.data_dir).close()  # raises where there is no journal: none shall be made
+    strict = not OPERATIONS[name].repairs  # as a server does at its start
     with (
         datadir.lock(config.data_dir),
-        Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max) as journal,
+        Journal.open(config.data_dir, checkpoint=config.checkpoint, log_limit=config.wal_max, strict=strict) as journal,
     ):
-        if not OPERATIONS[name].repairs:
+        if strict:
             journal.recover()  # what a killed server left open has ended, and must not look as if it ran
         return run(journal, name, packed)
 

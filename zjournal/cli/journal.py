@@ -137,9 +137,10 @@ def compact(config: Config, as_json: options.AsJson = False) -> None:
     if as_json:
         import json
 
-        typer.echo(json.dumps({"before": done.before, "after": done.after, "scrubbed": done.scrubbed}, indent=2))
+        told = {"before": done.before, "after": done.after, "freed": done.freed, "scrubbed": done.scrubbed}
+        typer.echo(json.dumps(told, indent=2))
         return
-    typer.echo(f"{done.before:,} bytes before, {done.after:,} after")
+    typer.echo(f"{done.freed:,} bytes given back to the disk: {done.before:,} before, {done.after:,} after")
     if not done.scrubbed:
         typer.echo("the log shrinks as soon as the reader that holds it lets go")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zjournal.cli import config, demo, journal, models, remove, serve, sessions, transfer
+from zjournal.cli import config, demo, journal, models, remove, replay, serve, sessions, transfer
 from zjournal.errors import Fault
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
@@ -50,6 +50,7 @@ def _root(
 
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
+app.command("replay")(replay.replay_session)
 
 _sessions = _group("Sessions in the journal.")
 _sessions.command("list")(sessions.list_sessions)

@@ -51,12 +51,16 @@ def show_session(
     with Reader.open(config.data_dir) as reader:
         session = _find(reader, name)
         turns = reader.turns(session.session)
+        source = _replay_of(reader, session)
     if as_json:
-        _print_json({**_session_json(session), "turns": [_turn_json(turn) for turn in turns]})
+        _print_json(
+            {**_session_json(session), "replay_of": source or None, "turns": [_turn_json(turn) for turn in turns]}
+        )
         return
     from zjournal.cli import view
 
     title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {session.tenant}"
+    title += f"  replay of {source}" if source else ""
     title += "  pinned" * session.pinned + "  deleted" * session.deleted
     view.tree(title, [(turn.response, turn.parent or None, _label(turn)) for turn in turns])
 
@@ -175,6 +179,14 @@ def _find(reader: Reader, name: str) -> Session:
     session = reader.session(ids.pop())
     assert session is not None, "a turn without its session"
     return session
+
+
+def _replay_of(reader: Reader, session: Session) -> str:
+    """The session that this one is a replay of; "" if it is none. Its link is the fact behind its opening."""
+    from zjournal.journal.events import SessionReplayed
+
+    linked = [fact.event for fact in reader.read(session.opened_seq, 1) if isinstance(fact.event, SessionReplayed)]
+    return linked[0].source if linked and linked[0].session == session.session else ""
 
 
 def _label(turn: Turn) -> str:

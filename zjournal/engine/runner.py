@@ -6,31 +6,43 @@ which slices share a step.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from zjournal.checkpoint.gguf import Header, read_header
+from zjournal.checkpoint import decoder as described
+from zjournal.checkpoint.checkpoint import check_tensors, identify, open_checkpoint
 from zjournal.engine.decoding import sampler
-from zjournal.engine.models import llama
+from zjournal.engine.models import build
+from zjournal.engine.models.decoder import Batch, Decoder
 from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
-from zjournal.errors import EngineFailed, EngineStartFault, Fault, ModelFault
+from zjournal.errors import EngineFailed, EngineStartFault, Fault
 from zjournal.link import wire
 
 WEIGHTS = ("file", "fp32")
 
-assert BLOCK_TOKENS == llama.BLOCK_TOKENS
+assert BLOCK_TOKENS == build.BLOCK_TOKENS
 
 
 class Runner:
-    """The model and its KV pages on one device. `kernels` is for people, `fingerprint` names the exact numerics."""
+    """The model and its KV pages on one device.
 
-    def __init__(self, model: llama.Llama, context: int, block_count: int, fingerprint: str) -> None:
+    `kernels` is for people, `fingerprint` names the exact numerics, `parts` tells what it is made of.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        context: int,
+        block_count: int,
+        fingerprint: str,
+        parts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._model = model
         self._pages = model.new_pages(block_count)
         self.context = context
@@ -38,6 +50,7 @@ class Runner:
         self.vocab_size = model.shape.vocab
         self.kernels = model.name
         self.fingerprint = fingerprint
+        self.parts = parts
 
     @classmethod
     def load(cls, start: wire.Start, progress: Callable[[float], None]) -> Runner:
@@ -49,22 +62,19 @@ class Runner:
             raise EngineStartFault(f"The device {start.device} is not supported, only cpu.")
         if start.weights not in WEIGHTS:
             raise EngineStartFault(f"weights={start.weights} is none of {', '.join(WEIGHTS)}.")
-        header = read_header(start.model)
-        shape = llama.read_shape(header)
-        context = start.context or shape.context
-        if context > shape.context:
-            raise EngineStartFault(f"The context of {context} tokens is over the model's own, {shape.context}.")
-        block_bytes = BLOCK_TOKENS * shape.layers * 2 * shape.kv_heads * shape.head_dim * 4
-        block_count = start.kv_bytes // block_bytes
-        if block_count < 1:
-            raise EngineStartFault(f"{start.kv_bytes} bytes of KV memory do not hold one block of {block_bytes} bytes.")
+        checkpoint = open_checkpoint(start.model)
+        model = described.override(checkpoint.model(), start.rope)
+        check_tensors(checkpoint, model)
+        context, block_count = _limits(model.decoder, start)
         threads = start.threads or len(os.sched_getaffinity(0))
+        cache_dir = Path(start.cache_dir) if start.cache_dir else None
         with ThreadPoolExecutor(1) as beside:  # reading the file twice costs less when it is done at once
-            digest = beside.submit(_digest, header.path)
+            found = beside.submit(identify, checkpoint, cache_dir)
             try:
-                model = llama.load(header, shape, context, threads, start.weights, progress)
-                fingerprint = _fingerprint(header, model, digest.result())
-                runner = cls(model, context, block_count, fingerprint)
+                decoder = build.build(checkpoint, model, context, threads, start.weights, progress)
+                identity = found.result()
+                parts = build.parts(model, decoder, identity, start.device)
+                runner = cls(decoder, context, block_count, build.fingerprint(parts, identity), parts)
             except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as RuntimeError
                 raise EngineStartFault(f"The model does not fit into memory: {error}") from error
         progress(1.0)
@@ -88,24 +98,27 @@ class Runner:
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
         rows = self.logits(slices).numpy()
-        wanting = [(part.sampling, part.index) for part in slices if part.sampling is not None]
-        assert len(rows) == len(wanting)
         results: list[Sampled | Fault] = []
-        for row, (sampling, index) in zip(rows, wanting, strict=True):
-            token = sampler.choose(row, sampling, index)
-            bad = EngineFailed("The model's logits are not numbers.")
-            results.append(bad if token is None else Sampled((token,)))
+        at = 0
+        for part in slices:
+            if part.sampling is not None:
+                results.append(_sample(rows[at : at + part.drafts + 1], part, part.sampling))
+                at += part.drafts + 1
+        assert at == len(rows), (at, len(rows))
         return results
 
     def logits(self, slices: list[Slice]) -> torch.Tensor:
-        """Computes all slices; logits after the last token of each slice that wants a token, fp32 [wanting, vocab]."""
+        """Computes all slices; fp32 [wanted, vocab].
+
+        Wanted are, of each slice that samples, the logits before its first draft, behind that one, and so on.
+        """
         return self._model.forward(self._batch(slices), self._pages)
 
     def close(self) -> None:
         """Ends the kernels' threads."""
         self._model.close()
 
-    def _batch(self, slices: list[Slice]) -> llama.Batch:
+    def _batch(self, slices: list[Slice]) -> Batch:
         """The slices as tensors. Asserts that what they name exists: the C kernels check nothing."""
         lengths = np.array([len(part.tokens) for part in slices], dtype=np.int64)
         starts = np.array([part.start for part in slices], dtype=np.int64)
@@ -122,23 +135,47 @@ class Runner:
         assert table.min() >= 0 and table.max() < self.block_count
         sequence = np.repeat(np.arange(len(slices)), lengths)
         position = np.arange(ends[-1]) - (ends - lengths)[sequence] + starts[sequence]
-        want = [end - 1 for end, part in zip(ends, slices, strict=True) if part.sampling is not None]
+        sampling = [(end, part) for end, part in zip(ends, slices, strict=True) if part.sampling is not None]
+        assert all(0 <= part.drafts < len(part.tokens) for _, part in sampling)
+        want = [row for end, part in sampling for row in range(end - 1 - part.drafts, end)]
         arrays = (token, position, sequence, table, np.array(want, dtype=np.int32))
-        return llama.Batch(*(torch.from_numpy(array.astype(np.int32, copy=False)) for array in arrays))
+        return Batch(*(torch.from_numpy(array.astype(np.int32, copy=False)) for array in arrays))
 
 
-def _digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelFault(f"{path}: {error.strerror or error}") from error
+def _limits(shape: described.Decoder, start: wire.Start) -> tuple[int, int]:
+    """Context in tokens and number of KV blocks. Raises EngineStartFault."""
+    context = start.context or shape.context
+    longest = described.context_limit(shape)
+    if context > longest:
+        raise EngineStartFault(f"The context of {context} tokens is over the model's own, {longest}.")
+    block_bytes = BLOCK_TOKENS * shape.layers * 2 * shape.kv_heads * shape.head_dim * 4
+    block_count = start.kv_bytes // block_bytes
+    if block_count < 1:
+        raise EngineStartFault(f"{start.kv_bytes} bytes of KV memory do not hold one block of {block_bytes} bytes.")
+    return context, block_count
 
 
-def _fingerprint(header: Header, model: llama.Llama, digest: str) -> str:
-    """Names everything that a KV block's bits depend on: weights and RoPE (the file's digest), layout, kernels.
+def _sample(rows: np.ndarray, part: Slice, sampling: wire.Sampling) -> Sampled | Fault:
+    """The tokens that a slice's logits, fp32 [drafts + 1, vocab], give: one from each row while it is the next draft.
 
-    How the weights are held (`file` or `fp32`) is not in it: the bits are the same.
+    So the same tokens come as without drafts. A fault behind a right draft is left for the next step.
     """
-    parts = ("kv", digest, model.layout, model.numerics, str(BLOCK_TOKENS))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    drafts = part.tokens[len(part.tokens) - part.drafts :]
+    ids = np.empty(0, dtype=np.uint32)
+    if sampler.looks_back(sampling):
+        ids = np.concatenate([np.array(part.ids, dtype=np.uint32), np.array(drafts, dtype=np.uint32)])
+    tokens: list[int] = []
+    logprobs: list[bytes] = []
+    for at, row in enumerate(rows):
+        before = ids[: part.prompt + part.index + at]
+        token = sampler.choose(row, sampling, part.index + at, before, part.prompt, part.end_tokens)
+        if token is None:
+            break
+        tokens.append(token)
+        if sampling.logprobs >= 0:
+            logprobs.append(sampler.logprobs(row, token, sampling.logprobs))
+        if at < len(drafts) and token != drafts[at]:
+            break
+    if not tokens:
+        return EngineFailed("The model's logits are not numbers.")
+    return Sampled(tuple(tokens), b"".join(logprobs))

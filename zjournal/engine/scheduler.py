@@ -1,9 +1,14 @@
 """The scheduler: who runs in the next step, and with how many tokens.
 
-Every running request decodes one token per step; what is left of the step's token budget goes to prompts, first
-come first served, in chunks. A request is admitted only when a step has budget for it, so that of two requests
-with the same beginning that arrive together the second finds what the first has computed. The queue is first in,
-first out: a large request at its head is not passed by small ones for ever.
+Every running request decodes one token per step; what is left of the step's token budget goes to prompts, in equal
+shares for the sessions that have some, so that a short one never stands behind a long one. Who is admitted next is
+the waiting room's business. A request whose next block a running one is about to compute waits for it, so that
+nothing is computed twice at once. The head is never passed for its size.
+
+Memory is over-committed: a request is admitted with its prompt and some growth. When there is no room for the next
+token, the request admitted last gives back what it holds (background ones before others), stays at the head of the
+queue, and later goes on where it was. The one admitted first is never preempted, so something always comes to an
+end. Nobody sees a preemption: tokens are a function of position, and what is computed again is told only as such.
 
 Pure: no I/O, no tensors, no clock. Its answers are the messages of the link.
 """
@@ -11,33 +16,45 @@ Pure: no I/O, no tensors, no clock. Its answers are the messages of the link.
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
 from zjournal.engine.cache.residency import Copy, Residency
-from zjournal.engine.sequence import Sampled, Sequence, Slice
+from zjournal.engine.sequence import Drafter, Sampled, Sequence, Slice
+from zjournal.engine.shares import shares
+from zjournal.engine.waiting import WaitingRoom
 from zjournal.errors import ContextTooLong, Fault, Overloaded
 from zjournal.link import wire
 
 QUEUE_MAX = 1024  # requests that wait; one more is refused
+GROWTH_BLOCKS = 4  # reserved for the output when a request is admitted, and when it goes on after a preemption
+PREFILLS_MAX = 8  # prompts that are read side by side where a step cannot finish them
+BACKGROUND_PART = 8  # background prompts get at least one of so many tokens of what prompts get
+BACKGROUND_PASSES_MAX = 32  # times that a background request yields; then it counts like any other
+HEADS_MAX = 8  # requests looked at in one step for one that need not wait for another's blocks
 
 
 @dataclass(frozen=True)
 class Limits:
     """`context`: tokens of one request, prompt and output. `prefill_tokens`: tokens computed in one step.
 
-    A step must hold a decode of every running request and a block of a prompt beside them.
+    A step must hold a decode of every running request and a block of a prompt beside them. `drafts_max`: guesses
+    of one step where one request decodes; each one more that does takes the place of one.
     """
 
     context: int
     max_running: int
     prefill_tokens: int
     queue_max: int = QUEUE_MAX
+    drafts_max: int = 0
 
     def __post_init__(self) -> None:
         assert self.context > 0
         assert self.max_running > 0
+        assert self.queue_max > 0
+        assert self.drafts_max >= 0
         assert self.prefill_tokens >= self.max_running + BLOCK_TOKENS
 
 
@@ -51,16 +68,38 @@ class Plan:
     events: list[wire.FromEngine] = field(default_factory=list)
 
 
+@dataclass
+class Counts:
+    """Since the start of the engine."""
+
+    preemptions: int = 0
+    recomputed: int = 0  # tokens that had KV before a preemption and were computed again
+    drafted: int = 0
+    accepted: int = 0
+
+
 class Scheduler:
     """All requests between Generate and Finished or Failed. `token_bytes` gives a token's bytes, for stop strings."""
 
-    def __init__(self, limits: Limits, block_count: int, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        block_count: int,
+        token_bytes: Callable[[int], bytes],
+        drafter: Drafter | None = None,
+    ) -> None:
         self._limits = limits
         self._residency = Residency(block_count)
         self._token_bytes = token_bytes
+        self._drafter = drafter
+        self._rooms = {False: WaitingRoom(), True: WaitingRoom()}  # background?
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
-        self._blocked: tuple[str, int] | None = None  # the head of the queue, and `releases` when it found no room
+        self._blocked: tuple[str, int] | None = None  # who found no room, and `releases` then
+        self._arrivals = itertools.count()
+        self._ranks = itertools.count()
+        self._step = 0
+        self._counts = Counts()
 
     @property
     def idle(self) -> bool:
@@ -74,20 +113,23 @@ class Scheduler:
         one = Sequence(ask, self._token_bytes, now_us)
         fault: Fault | None = None
         asked = f"{one.prompt} prompt tokens and up to {one.max_tokens} output tokens"
+        queued = sum(room.new for room in self._rooms.values())
         if one.prompt + one.max_tokens > self._limits.context:
             fault = ContextTooLong(f"{asked} do not fit the context of {self._limits.context} tokens.")
         elif one.tokens_max > self._residency.capacity:
             fault = ContextTooLong(f"{asked} do not fit the KV memory of {self._residency.capacity} tokens.")
-        elif len(self._waiting) >= self._limits.queue_max:
-            fault = Overloaded(f"{len(self._waiting)} requests are waiting, and more are not queued.")
+        elif queued >= self._limits.queue_max:
+            fault = Overloaded(f"{queued} requests are waiting, and more are not queued.")
         if fault is not None:
             return [_failed(ask.request, fault)]
+        one.arrival = next(self._arrivals)
         self._waiting[one.request] = one
+        self._rooms[one.background].push(one)
         return []
 
     def cancel(self, request: str, now_us: int) -> list[wire.FromEngine]:
         """Ends a request in whatever phase it is; nothing happens if it has ended already."""
-        one = self._waiting.pop(request, None) or self._running.get(request)
+        one = self._waiting.get(request) or self._running.get(request)
         return self._end(one, "cancelled", now_us) if one is not None else []
 
     def forget(self, requests: collections.abc.Collection[str]) -> list[wire.FromEngine]:
@@ -100,19 +142,26 @@ class Scheduler:
     def plan(self, now_us: int) -> Plan:
         """Decides the next step and takes the blocks it writes to. `apply` must follow before anything else."""
         plan = Plan()
-        budget = self._limits.prefill_tokens
+        self._step += 1
+        crowded = self._make_room()
         decoding = [one for one in self._running.values() if one.pending == 1]
-        for one in decoding:
-            budget -= self._slice(plan, one, 1)
-        for one in self._running.values():
-            if one.pending > 1 and budget > 0:
-                budget -= self._slice(plan, one, budget)
-        while budget > 0 and self._waiting and len(self._running) < self._limits.max_running:
-            admitted = self._admit(plan, now_us)
-            if admitted is None:
-                break
-            budget -= self._slice(plan, admitted, budget)
+        budget = self._limits.prefill_tokens - len(decoding)
+        reading = [one for one in self._running.values() if one.pending > 1]
+        if not crowded:
+            reading = self._admit(plan, reading, budget, now_us)
+            decoding = [one for one in decoding if one.ticket is not None]  # the others have just been preempted
+            budget = self._limits.prefill_tokens - len(decoding)
+        chunks = self._chunks(reading, budget)
+        budget -= sum(chunks.values())
+        # Rows beyond a few cost as much as the tokens that they may save: the more decode, the fewer are guessed.
+        guesses = min(budget, self._limits.drafts_max + 1 - len(decoding))
+        for at, one in enumerate(decoding):
+            guesses -= self._decode(plan, one, -(-guesses // (len(decoding) - at)))
+        for one in reading:
+            if tokens := chunks.get(one.request):
+                self._read(plan, one, tokens)
         plan.events += self._residency.take_changes()
+        assert plan.slices or self.idle, "a step without work"
         return plan
 
     def apply(
@@ -124,90 +173,276 @@ class Scheduler:
         left = iter(results)
         for part in plan.slices:
             one = self._running[part.request]
-            assert one.ticket is not None
             result = next(left) if part.sampling is not None else None
             if isinstance(result, Fault):
                 events += self._fail(one, result)
-                continue
-            one.computed += len(part.tokens)
-            self._residency.file(one.ticket, one.ids, one.computed)
-            if result is None:
-                continue
-            (token,) = result.tokens
-            reason = one.append(token, now_us)
-            events.append(wire.Tokens(one.request, one.output - 1, wire.pack_ids(result.tokens), result.logprobs))
-            if reason is not None:
-                events += self._end(one, reason, now_us)
+            else:
+                events += self._take(one, part, result, now_us)
         return events
 
-    def _slice(self, plan: Plan, one: Sequence, budget: int) -> int:
+    def _take(self, one: Sequence, part: Slice, result: Sampled | None, now_us: int) -> list[wire.FromEngine]:
+        """What one slice brought. Tokens behind the end of the request are as if they had never been."""
         assert one.ticket is not None
-        tokens = min(one.pending, budget)
-        self._residency.extend(one.ticket, one.computed + tokens)
-        plan.slices.append(one.slice(tokens))
-        return tokens
+        if result is None:
+            self._counts.recomputed += one.advance(len(part.tokens))
+            self._residency.file(one.ticket, one.ids, one.computed)
+            return []
+        guesses = part.tokens[len(part.tokens) - part.drafts :]
+        right = len(result.tokens) - 1
+        assert 0 <= right <= part.drafts and tuple(guesses[:right]) == result.tokens[:-1], (
+            "accepted what nobody guessed"
+        )
+        position = one.output
+        reason: str | None = None
+        for token in result.tokens:
+            reason = one.append(token, now_us)
+            if reason is not None:
+                break
+        told = one.output - position
+        self._counts.recomputed += one.advance(len(one.ids) - 1 - one.computed)  # the last one was never fed back
+        if self._drafter is not None and part.drafts:
+            self._counts.drafted += part.drafts
+            self._counts.accepted += told - 1
+            self._drafter.verified(one.request, part.drafts, right)
+            self._residency.trim(one.ticket, len(one.ids))
+        self._residency.file(one.ticket, one.ids, one.computed)
+        logprobs = result.logprobs
+        if logprobs and told < len(result.tokens):
+            logprobs = b"".join(wire.cut_logprobs(logprobs, len(result.tokens))[:told])
+        tokens = wire.Tokens(one.request, position, wire.pack_ids(result.tokens[:told]), logprobs)
+        return [tokens, *(self._end(one, reason, now_us) if reason is not None else ())]
 
-    def _admit(self, plan: Plan, now_us: int) -> Sequence | None:
-        one = next(iter(self._waiting.values()))
-        if self._blocked == (one.request, self._residency.releases):
-            return None  # nothing was given back since
-        ticket = self._residency.admit(one.request, one.namespace, one.ids.tobytes(), one.tokens_max)
-        if ticket is None:
-            assert self._running, "a request that fits found no room in an idle engine"
-            self._blocked = (one.request, self._residency.releases)
-            return None
+    # --- a step's slices ---------------------------------------------------------------------------------
+
+    def _decode(self, plan: Plan, one: Sequence, spare: int) -> int:
+        """Adds the decode of a request and as many guesses as `spare` tokens and free blocks allow; returns those."""
+        assert one.ticket is not None
+        drafts: collections.abc.Sequence[int] = ()
+        if self._drafter is not None:
+            room = self._residency.reach(one.ticket) - len(one.ids)
+            most = min(self._limits.drafts_max, spare, room, one.drafts_max)
+            if most > 0:
+                drafts = self._drafter.propose(one.request, one.ids, one.prompt, most)
+                assert len(drafts) <= most, (len(drafts), most)
+        tokens = len(one.ids) + len(drafts)
+        enough = self._residency.grow(one.ticket, tokens)
+        assert enough, "room was made for the token, and what guesses take is free"
+        self._residency.extend(one.ticket, tokens)
+        plan.slices.append(one.slice(1, drafts))
+        return len(drafts)
+
+    def _read(self, plan: Plan, one: Sequence, tokens: int) -> None:
+        """Adds a chunk of a prompt; its room was reserved when it was admitted."""
+        assert one.ticket is not None
+        self._residency.extend(one.ticket, one.computed + tokens)
+        one.served_step = self._step
+        plan.slices.append(one.slice(tokens))
+
+    def _chunks(self, reading: list[Sequence], budget: int) -> dict[str, int]:
+        """How many tokens of whose prompt are computed: fair between sessions, then within each; background last."""
+        front = [one for one in reading if not one.background]
+        back = [one for one in reading if one.background]
+        if budget >= 2 * BLOCK_TOKENS:
+            kept = max(budget // BACKGROUND_PART, BLOCK_TOKENS)
+        else:  # too little for two
+            kept = budget if self._step % BACKGROUND_PART == 0 else 0
+        chunks = _split(front, budget - min(kept, sum(one.pending for one in back)))
+        return chunks | _split(back, budget - sum(chunks.values()))
+
+    # --- admission ---------------------------------------------------------------------------------------
+
+    def _admit(self, plan: Plan, reading: list[Sequence], budget: int, now_us: int) -> list[Sequence]:
+        """Admits whom the step has tokens for, and further ones so that they need not wait for long prompts.
+
+        Returns all whose prompts are read, without those who had to leave for them.
+        """
+        admitted: set[str] = set()
+        while self._waiting and (sum(one.pending for one in reading) < budget or len(reading) < PREFILLS_MAX):
+            one = self._next(reading)
+            if one is None:
+                break
+            entered = self._enter(plan, one, admitted, now_us)
+            reading = [other for other in reading if other.ticket is not None]
+            if not entered:
+                break
+            admitted.add(one.request)
+            reading.append(one)
+        return reading
+
+    def _next(self, reading: list[Sequence]) -> Sequence | None:
+        """The best head that need not wait for blocks that a running request is computing."""
+        front, back = self._rooms[False], self._rooms[True]
+        head = next(back.heads(), None)
+        if head is not None and head.passes >= BACKGROUND_PASSES_MAX:
+            self._promote(head)
+        for one in itertools.islice(itertools.chain(front.heads(), back.heads()), HEADS_MAX):
+            leader = next((leader for leader in reading if _follows(one, leader)), None)
+            if leader is None:
+                return one
+            if leader.background and not one.background:
+                self._promote(leader)  # or the one that waits for it would yield as well
+        return None
+
+    def _enter(self, plan: Plan, one: Sequence, admitted: set[str], now_us: int) -> bool:
+        """Admits a head if there is a place and room for it, which background requests may have to leave."""
+        while True:
+            if len(self._running) < self._limits.max_running and self._blocked != (
+                one.request,
+                self._residency.releases,
+            ):
+                tokens = min(len(one.ids) + GROWTH_BLOCKS * BLOCK_TOKENS, one.tokens_max)
+                ticket = self._residency.admit(one.request, one.namespace, one.ids.tobytes(), tokens)
+                if ticket is not None:
+                    break
+                assert self._running, "a request that fits found no room in an idle engine"
+                self._blocked = (one.request, self._residency.releases)
+            yielding = [other for other in self._running.values() if other.background and other.request not in admitted]
+            if one.background or not yielding:
+                return False
+            self._preempt(max(yielding, key=lambda other: other.rank))
+        room = self._rooms[one.background]
+        room.take(one, len(one.ids) - ticket.cached)
         del self._waiting[one.request]
         self._running[one.request] = one
-        one.admitted(ticket, now_us)
-        plan.begun.append((one.request, one.ids.tolist()))
+        first = one.rank < 0
+        one.admitted(ticket, next(self._ranks) if first else one.rank, now_us)
+        head = next(self._rooms[True].heads(), None)
+        if head is not None and not one.background:
+            head.passes += 1
         if ticket.copy is not None:
             plan.copies.append(ticket.copy)
-        plan.events.append(
-            wire.Matched(one.request, ticket.cached, one.prompt, reason=ticket.reason, nearest=ticket.nearest)
-        )
-        return one
+        if first:
+            plan.begun.append((one.request, one.ids.tolist()))
+            plan.events.append(
+                wire.Matched(one.request, ticket.cached, one.prompt, reason=ticket.reason, nearest=ticket.nearest)
+            )
+        return True
+
+    def _promote(self, one: Sequence) -> None:
+        """It has yielded often enough, or another one waits for it: from now on it counts like any other."""
+        self._rooms[True].move(one, self._rooms[False])
+        one.background = False
+
+    # --- preemption --------------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Sees to it that every decode of this step has room; whether somebody had to be preempted for it.
+
+        The first in rank goes first, so that those behind it give way to it.
+        """
+        preempted = False
+        for one in sorted(self._running.values(), key=lambda one: one.rank):
+            while one.ticket is not None and one.pending == 1 and not self._residency.grow(one.ticket, len(one.ids)):
+                self._preempt(self._victim())
+                preempted = True
+        return preempted
+
+    def _victim(self) -> Sequence:
+        """Who gives way: the last background request, else the last one; never the first of all."""
+        oldest = min(self._running.values(), key=lambda one: one.rank)
+        others = [one for one in self._running.values() if one is not oldest]
+        assert others, "the only running request fits"
+        return max(others, key=lambda one: (one.background, one.rank))
+
+    def _preempt(self, one: Sequence) -> None:
+        """It gives back what it holds, which stays as long as nobody needs the room, and waits at the head."""
+        assert one.ticket is not None
+        self._residency.release(one.ticket, one.ids, one.computed, terminal=False)
+        one.preempted()
+        one.passes += 1
+        del self._running[one.request]
+        self._waiting[one.request] = one
+        self._rooms[one.background].push_back(one)
+        self._counts.preemptions += 1
 
     # --- ends --------------------------------------------------------------------------------------------
 
     def _end(self, one: Sequence, reason: str, now_us: int) -> list[wire.FromEngine]:
         """What was computed stays. Only a turn that a client can build upon becomes a terminal state."""
-        if one.ticket is not None:
-            del self._running[one.request]
-            self._residency.release(one.ticket, one.ids, one.computed, terminal=reason != "cancelled")
+        self._leave(one, terminal=reason != "cancelled")
         return [*self._residency.take_changes(), one.finished(reason, now_us)]
 
     def _fail(self, one: Sequence, fault: Fault) -> list[wire.FromEngine]:
         """What earlier steps computed stays: they brought what they should. The step that failed does not count."""
-        assert one.ticket is not None
-        del self._running[one.request]
-        self._residency.release(one.ticket, one.ids, one.computed, terminal=False)
+        self._leave(one, terminal=False)
         return [*self._residency.take_changes(), _failed(one.request, fault)]
+
+    def _leave(self, one: Sequence, *, terminal: bool) -> None:
+        room = self._rooms[one.background]
+        if one.ticket is None:
+            del self._waiting[one.request]
+            room.remove(one)
+        else:
+            del self._running[one.request]
+            room.ended(one)
+            self._residency.release(one.ticket, one.ids, one.computed, terminal=terminal)
+            one.ticket = None
+        if self._drafter is not None:
+            self._drafter.end(one.request)
 
     # --- looking -----------------------------------------------------------------------------------------
 
     def gauges(self) -> wire.Gauges:
-        """Returns the counts of this moment."""
+        """Returns the counts of this moment, and those since the start."""
         return wire.Gauges(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_blocks=self._residency.blocks,
             kv_blocks_free=self._residency.free,
             states=self._residency.states,
+            preemptions=self._counts.preemptions,
+            recomputed=self._counts.recomputed,
+            drafted=self._counts.drafted,
+            accepted=self._counts.accepted,
         )
 
-    def check(self) -> None:
-        """Asserts every invariant of requests, graph and pool."""
+    def audit(self) -> Iterator[None]:
+        """Asserts every invariant of requests, graph and pool; pauses now and then, in which nothing may change."""
         assert len(self._running) <= self._limits.max_running
-        assert len(self._waiting) <= self._limits.queue_max
-        assert all(one.ticket is None for one in self._waiting.values())
+        assert sum(room.new for room in self._rooms.values()) <= self._limits.queue_max
+        assert sum(map(len, self._rooms.values())) == len(self._waiting)
+        assert self._waiting.keys().isdisjoint(self._running)
+        for background, room in self._rooms.items():
+            room.check()
+            assert all(one.background == background for one in room.heads())
+        assert all(one.ticket is None and one.computed == 0 for one in self._waiting.values())
         tickets = [one.ticket for one in self._running.values() if one.ticket is not None]
         assert len(tickets) == len(self._running)
         for one in self._running.values():
             assert one.ticket is not None and one.computed < len(one.ids)
-            assert one.ticket.growth + len(one.ticket.table) == blocks_for(one.tokens_max)
-        self._residency.check(tickets)
+            held = one.ticket.growth + len(one.ticket.table)
+            assert blocks_for(one.computed) <= held <= blocks_for(one.tokens_max)
+            assert held >= blocks_for(len(one.ids)) or one.pending == 1
+        yield from self._residency.audit(tickets)
         if self.idle:
             assert self._residency.free + self._residency.kept == self._residency.blocks
+
+    def check(self) -> None:
+        """`audit` without pauses."""
+        for _ in self.audit():
+            pass
+
+
+def _split(reading: list[Sequence], budget: int) -> dict[str, int]:
+    """`budget` tokens for the prompts that are read: equal shares for sessions, and within each for its requests."""
+    sessions: dict[str, list[Sequence]] = {}
+    for one in sorted(reading, key=lambda one: (one.served_step, one.rank)):  # those that were left out go first
+        sessions.setdefault(one.session, []).append(one)
+    parts = shares(budget, [sum(one.pending for one in ones) for ones in sessions.values()], BLOCK_TOKENS)
+    chunks: dict[str, int] = {}
+    for ones, part in zip(sessions.values(), parts, strict=True):
+        given = shares(part, [one.pending for one in ones], BLOCK_TOKENS)
+        chunks |= {one.request: tokens for one, tokens in zip(ones, given, strict=True) if tokens}
+    return chunks
+
+
+def _follows(one: Sequence, leader: Sequence) -> bool:
+    """Whether the block that `leader` is computing is one that `one` could use as well."""
+    end = leader.computed // BLOCK_TOKENS * BLOCK_TOKENS + BLOCK_TOKENS
+    if one.namespace != leader.namespace or end >= len(one.ids) or end > len(leader.ids):
+        return False
+    last = end - BLOCK_TOKENS
+    return one.ids[last:end] == leader.ids[last:end] and one.ids[:last].tobytes() == leader.ids[:last].tobytes()
 
 
 def _failed(request: str, fault: Fault) -> wire.Failed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc
 from array import array
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -16,7 +17,7 @@ from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.cache.residency import Ticket
 from zjournal.link import wire
 
-__all__ = ["BLOCK_TOKENS", "Sampled", "Sequence", "Slice"]
+__all__ = ["BLOCK_TOKENS", "Drafter", "Sampled", "Sequence", "Slice"]
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -26,6 +27,7 @@ class Slice(msgspec.Struct, frozen=True):
     output token `index` (0 is the first); without, only KV is wanted. The last `drafts` tokens are guesses: what the
     logits before each of them give is compared with it, and the first that differs ends the slice. `ids` are all
     tokens of the request up to here, guesses excluded, the first `prompt` of them its prompt. The runner keeps no list.
+    `end_tokens` are those that `sampling.min_tokens` holds back.
     """
 
     request: str
@@ -37,6 +39,7 @@ class Slice(msgspec.Struct, frozen=True):
     drafts: int = 0
     ids: collections.abc.Sequence[int] = ()
     prompt: int = 0
+    end_tokens: frozenset[int] = frozenset()
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -46,18 +49,43 @@ class Sampled(msgspec.Struct, frozen=True):
     logprobs: bytes = b""
 
 
+class Drafter(Protocol):
+    """Guesses what a request will say next. A guess changes nothing but the time it takes."""
+
+    def propose(
+        self, request: str, ids: collections.abc.Sequence[int], prompt: int, most: int
+    ) -> collections.abc.Sequence[int]:
+        """At most `most` tokens that may follow `ids`, which begin with `prompt` prompt tokens; `ids` is not kept."""
+        ...
+
+    def verified(self, request: str, drafted: int, accepted: int) -> None:
+        """So many of the guesses of the last step proved right."""
+        ...
+
+    def end(self, request: str) -> None:
+        """The request is over; one that never guessed may be named too."""
+        ...
+
+
 class Sequence:
     """One Generate from arrival to end. Times are microseconds of the caller's clock."""
 
     def __init__(self, ask: wire.Generate, token_bytes: Callable[[int], bytes], now_us: int) -> None:
         self.request = ask.request
+        self.session = ask.session or "\0" + ask.request
+        self.background = ask.background  # it yields, until it has yielded too often
         self.namespace = ask.namespace
         self.sampling = ask.sampling
         self.max_tokens = ask.max_tokens
         self.ids = array("I", wire.unpack_ids(ask.tokens))  # prompt, then output
         self.prompt = len(self.ids)
         self.computed = 0  # tokens whose KV is in the table
+        self.reached = 0  # the most that `computed` has ever been: what is computed below it is computed again
         self.ticket: Ticket | None = None  # None while it waits
+        self.arrival = 0  # its place among all that were queued
+        self.rank = -1  # its place among all that were admitted, which it keeps when it is preempted; -1: not yet
+        self.passes = 0  # times that it yielded, as a background request
+        self.served_step = 0  # the last step that computed some of its prompt
         self._end_tokens = frozenset(ask.end_tokens)
         self._token_bytes = token_bytes
         self._stop = StopMatcher(ask.stop) if ask.stop else None
@@ -81,25 +109,49 @@ class Sequence:
         """The most tokens whose KV it can need: the last one sampled is never fed back."""
         return self.prompt + self.max_tokens - 1
 
-    def admitted(self, ticket: Ticket, now_us: int) -> None:
+    @property
+    def drafts_max(self) -> int:
+        """The most guesses that can be right: one token more comes with them."""
+        return self.max_tokens - self.output - 1
+
+    def admitted(self, ticket: Ticket, rank: int, now_us: int) -> None:
+        """It runs, for the first time or again after it was preempted."""
         self.ticket = ticket
         self.computed = ticket.cached
-        self._admitted_us = now_us
+        if self.rank < 0:
+            self.rank = rank
+            self.reached = ticket.cached
+            self._admitted_us = now_us
 
-    def slice(self, tokens: int) -> Slice:
-        """Returns the next `tokens` pending tokens as a slice; it samples if it takes all of them."""
+    def preempted(self) -> None:
+        """It gave back what it held; its tokens stay."""
+        self.ticket = None
+        self.computed = 0
+
+    def slice(self, tokens: int, drafts: collections.abc.Sequence[int] = ()) -> Slice:
+        """Returns the next `tokens` pending tokens as a slice. It samples if that is all; then `drafts` may follow."""
         assert self.ticket is not None and 0 < tokens <= self.pending
         end = self.computed + tokens
+        assert not drafts or end == len(self.ids)
         return Slice(
             request=self.request,
-            tokens=self.ids[self.computed : end].tolist(),
+            tokens=[*self.ids[self.computed : end], *drafts],
             start=self.computed,
             table=self.ticket.table,
             sampling=self.sampling if end == len(self.ids) else None,
             index=self.output,
+            drafts=len(drafts),
             ids=self.ids,
             prompt=self.prompt,
+            end_tokens=self._end_tokens,
         )
+
+    def advance(self, tokens: int) -> int:
+        """So many more tokens have KV; returns how many of them had it before the request was preempted."""
+        before, self.computed = self.computed, self.computed + tokens
+        again = min(self.computed, self.reached) - before
+        self.reached = max(self.reached, self.computed)
+        return max(again, 0)
 
     def append(self, token: int, now_us: int) -> str | None:
         """Takes a sampled token; returns the reason if the request ends with it."""

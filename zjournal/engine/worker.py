@@ -17,20 +17,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from zjournal.checkpoint.gguf import read_header
-from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.models.scripted import ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
-from zjournal.engine.sequence import Sampled, Slice
+from zjournal.engine.sequence import Drafter, Sampled, Slice
 from zjournal.errors import ConfigFault, EngineStartFault, Fault
 from zjournal.link import logs, wire
 
 READ_BYTES = 1 << 18
 GAUGES_EVERY_US = 500_000
+AUDIT_EVERY_US = 10_000_000  # all invariants are looked at when idle, at most so often
 FACTS_MAX = 65_536  # unacknowledged cache facts that are remembered
 
 log = logging.getLogger("zjournal.engine")
@@ -40,6 +40,7 @@ class AnyRunner(Protocol):
     """From slices to tokens: the model and the device."""
 
     fingerprint: str
+    parts: Mapping[str, str]
     kernels: str
     context: int
     block_count: int
@@ -106,6 +107,9 @@ class Worker:
         self._unacknowledged: dict[int, None] = {}  # facts, in order
         self._gauges_due_us = 0
         self._gauges_stale = False
+        self._audit: Iterator[None] | None = None  # in the middle of looking at all invariants
+        self._audit_due_us = clock() + AUDIT_EVERY_US
+        self._audited = True  # nothing has changed since the last audit
 
     def run(self, early: Sequence[wire.ToEngine] = ()) -> None:
         """Serves until Stop, `early` messages first. Raises ParentGone."""
@@ -118,10 +122,23 @@ class Worker:
                 self._take(message)
             if not self._scheduler.idle:
                 self._step()
+            else:
+                self._look()
             self._tell_gauges()
             messages = self._link.receive(self._patience_ms())
 
+    def _look(self) -> None:
+        """Checks some more of the invariants, as there is nothing else to do. After a message it begins anew."""
+        if self._audited or self._clock() < self._audit_due_us:
+            return
+        if self._audit is None:
+            self._audit = self._scheduler.audit()
+        if next(self._audit, self) is self:
+            self._audit, self._audited = None, True
+            self._audit_due_us = self._clock() + AUDIT_EVERY_US
+
     def _take(self, message: wire.ToEngine) -> None:
+        self._audit, self._audited = None, False
         now_us = self._clock()
         match message:
             case wire.Generate():
@@ -172,16 +189,21 @@ class Worker:
         now_us = self._clock()
         if self._gauges_stale and now_us >= self._gauges_due_us:
             self._link.send([self._scheduler.gauges()])
+            # Every kept block is an object, and looking through them all takes 150 ms at 10,000 states: the collector
+            # looks at what is new, and what it leaves it never looks at again.
+            gc.collect()
+            gc.freeze()
             self._gauges_due_us = now_us + GAUGES_EVERY_US
             self._gauges_stale = False
 
     def _patience_ms(self) -> float | None:
-        """How long to wait for a message: not at all before a step, until gauges are due, or for ever."""
-        if not self._scheduler.idle:
+        """How long to wait for a message: not at all before a step or in an audit, until one is due, or for ever."""
+        if not self._scheduler.idle or self._audit is not None:
             return 0
-        if self._gauges_stale:
-            return max(self._gauges_due_us - self._clock(), 0) / 1000 + 1
-        return None
+        due = [self._gauges_due_us] if self._gauges_stale else []
+        if not self._audited:
+            due.append(self._audit_due_us)
+        return max(min(due) - self._clock(), 0) / 1000 + 1 if due else None
 
     def _stopped(self) -> None:
         self._scheduler.check()
@@ -215,8 +237,24 @@ def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunne
         from zjournal.engine.runner import Runner  # torch: seconds, and nothing that a scripted engine needs
 
         runner = Runner.load(start, progress)
-        token_bytes = Tokenizer.from_header(read_header(start.tokenizer or start.model)).token_bytes
-    return runner, token_bytes, Limits(runner.context, start.max_running, start.prefill_tokens)
+        token_bytes = open_checkpoint(start.tokenizer or start.model).tokenizer().token_bytes
+    limits = Limits(
+        context=runner.context,
+        max_running=start.max_running,
+        prefill_tokens=start.prefill_tokens,
+        queue_max=start.queue_max,
+        drafts_max=start.speculation,
+    )
+    return runner, token_bytes, limits
+
+
+def drafter(drafts_max: int) -> Drafter | None:
+    """What guesses the next tokens of a request; None where nothing is to be guessed."""
+    if not drafts_max:
+        return None
+    from zjournal.engine.decoding.speculation import PromptLookup  # numpy, which a scripted engine may do without
+
+    return PromptLookup(drafts_max)
 
 
 def serve(link: Link) -> int:
@@ -234,15 +272,17 @@ def serve(link: Link) -> int:
         log.error("the model cannot be loaded: %s", fault.message)
         link.send([wire.Broken(fault.code, fault.message)])
         return EngineStartFault.exit_code
-    scheduler = Scheduler(limits, runner.block_count, token_bytes)
+    scheduler = Scheduler(limits, runner.block_count, token_bytes, drafter(limits.drafts_max))
     ready = wire.Ready(
         fingerprint=runner.fingerprint,
         kernels=runner.kernels,
         context=runner.context,
         kv_tokens=runner.block_count * BLOCK_TOKENS,
+        parts=dict(runner.parts),
     )
     gc.collect()
     gc.freeze()  # what the load left lives as long as the process: no use looking through it between two steps
+    gc.disable()  # the worker collects when it tells its gauges
     link.send([ready])
     log.info("ready in %.2f s: %s, %d blocks", time.monotonic() - begun, runner.kernels, runner.block_count)
     Worker(link, runner, scheduler, lambda: time.monotonic_ns() // 1000).run(early)

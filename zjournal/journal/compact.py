@@ -28,6 +28,11 @@ class Compacted(msgspec.Struct, frozen=True):
     after: int
     scrubbed: bool
 
+    @property
+    def freed(self) -> int:
+        """What came back to the disk; below 0 where more was written meanwhile than came back."""
+        return self.before - self.after
+
 
 def compact(journal: Journal) -> Compacted:
     """Rewrites the journal without gaps. Waits for it. Raises DataDirFault when the disk has no room for that."""

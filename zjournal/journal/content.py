@@ -20,13 +20,14 @@ import zstandard
 
 from zjournal.errors import JournalFault
 from zjournal.journal import chain, delta
-from zjournal.journal.events import AnyEvent, EngineImported, EngineStarted, Fact, RequestAccepted
+from zjournal.journal.events import AnyEvent, EngineImported, EngineStarted, Fact, RequestAccepted, TokensSampled
 
 CONTENT_BYTES_MAX = 256 << 20
 ZSTD_LEVEL = 3
 DELTA_BYTES_MIN = 256  # a smaller content stands by itself
 DEPTH_MAX = 1_000  # deltas in a row, so that reading one content has an end
-PLAIN_BYTES_MAX = 16 << 20
+PLAIN_BYTES_MAX = 16 << 20  # of contents that are remembered,
+PLAINS_MAX = 1_024  # which are at most so many
 
 _BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND +digest = ?"  # the index has the first part only
 
@@ -34,6 +35,8 @@ _BY_DIGEST = "substr(digest, 1, 8) = substr(?, 1, 8) AND +digest = ?"  # the ind
 def references(event: AnyEvent) -> tuple[bytes, ...]:
     """The digests of contents that an event holds on to, in the order of its fields; b"" is no reference."""
     match event:
+        case TokensSampled():  # by far the most frequent
+            return ()
         case RequestAccepted():
             return tuple(digest for digest in (event.record, event.client) if digest)
         case EngineStarted() | EngineImported():
@@ -98,7 +101,7 @@ class Plains:
                 return
             self._known[digest] = data
             self._bytes += len(data)
-            while self._bytes > self._bytes_max:
+            while self._bytes > self._bytes_max or len(self._known) > PLAINS_MAX:
                 self._bytes -= len(self._known.popitem(last=False)[1])
 
     def clear(self) -> None:
@@ -190,15 +193,17 @@ class Stored(msgspec.Struct, frozen=True):
     erasures: int = 0  # of the memory, when it was read
 
 
-def stored(db: sqlite3.Connection, tenant: str, digest: bytes, plains: Plains | None = None) -> Stored:
-    """A content as it stands in the table, unchecked. Raises JournalFault when it is gone."""
+def stored(db: sqlite3.Connection, tenant: str, digest: bytes, plains: Plains, erasures: int) -> Stored:
+    """A content as it stands in the table, unchecked. Raises JournalFault when it is gone.
+
+    `erasures`: those of `plains`, looked at before the transaction saw anything: later ones concern what it saw.
+    """
     query = f"SELECT id FROM content WHERE {_BY_DIGEST} AND tenant = ?"
     row = db.execute(query, (digest, digest, tenant)).fetchone()
     if row is None:
         raise JournalFault(
             f"content {digest.hex()} is not in the journal: it was erased, or never belonged to {tenant}"
         )
-    erasures = plains.erasures if plains is not None else 0
     return msgspec.structs.replace(_gathered(db, row[0], plains), erasures=erasures)
 
 

@@ -58,7 +58,9 @@ def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_
     try:
         _refuse_newer(db, path)
         _configure(db)
+        check_triggers(db, path)
         _migrate(db)
+        _refuse_older(db, path, "no step of the schema changes that")
         check_schema(db, path)
         # Asks for the write lock, so that a read-only file is found now and not by the first request.
         db.execute("BEGIN IMMEDIATE")
@@ -112,28 +114,39 @@ def identify(path: Path, *, writing: bool = True) -> None:
     if status.st_size < _HEADER_BYTES:
         raise fault(path, "is cut off: it has no whole header", "restore it from a backup, or move it away")
     try:
-        header = _header(path, status)
+        first = header(path, status)
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})", "check its owner and mode") from None
-    if not header.startswith(_MAGIC):
+    if not first.startswith(_MAGIC):
         raise fault(path, "is not an SQLite file", "move it away, or choose another --data-dir")
-    if int.from_bytes(header[68:72]) != APPLICATION_ID:
+    if int.from_bytes(first[68:72]) != APPLICATION_ID:
         raise fault(path, "is an SQLite file of another program", "move it away, or choose another --data-dir")
+    version = int.from_bytes(first[60:64])
+    if version > SCHEMA_VERSION:  # known before SQLite, which would put its files beside it
+        raise _newer(path, version)
     if writing and not (status.st_mode & stat.S_IWUSR and os.access(path, os.W_OK)):
         raise fault(path, "is read-only", "run chmod u+w on it, or choose another --data-dir")
 
 
-def _header(path: Path, status: os.stat_result) -> bytes:
+def header(path: Path, status: os.stat_result) -> bytes:
     """The first bytes of a file, by a descriptor that this process has on it already and keeps; else by a new one."""
+    held = held_bytes(status, _HEADER_BYTES)
+    if held is not None:
+        return held
+    with path.open("rb") as file:
+        return file.read(_HEADER_BYTES)
+
+
+def held_bytes(status: os.stat_result, size: int) -> bytes | None:
+    """The first bytes of a file, by a descriptor that this process has on it already and keeps; None without one."""
     descriptors = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else []
     for name in descriptors:
         try:
             if os.path.samestat(os.fstat(int(name)), status):
-                return os.pread(int(name), _HEADER_BYTES, 0)
+                return os.pread(int(name), size, 0)
         except OSError:  # closed meanwhile, as that of the list itself
             continue
-    with path.open("rb") as file:
-        return file.read(_HEADER_BYTES)
+    return None
 
 
 def identity(db: sqlite3.Connection, path: Path) -> Identity:
@@ -150,6 +163,24 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
     missing = [name for name in _TABLES if name not in names]
     if missing:
         raise fault(path, f"has no table {missing[0]}", SALVAGE_STEP)
+
+
+def check_triggers(db: sqlite3.Connection, path: Path) -> None:
+    """Raises JournalFault when somebody has put a trigger into the database: it could change what we write."""
+    row = db.execute("SELECT name, tbl_name FROM sqlite_schema WHERE type = 'trigger' LIMIT 1").fetchone()
+    if row is not None:
+        reason = f"has a trigger {row[0]!r} on table {row[1]}, which is not of zjournal and may change what is written"
+        raise fault(path, reason, "drop it with the program that made it, then run `zj journal verify`")
+
+
+def own_schema() -> dict[tuple[str, str], str | None]:
+    """What is in a database of ours, by type and name: the SQL that made it, None where SQLite made it by itself."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _migrate(db)
+        return {(kind, name): sql for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema")}
+    finally:
+        db.close()
 
 
 def fault(path: Path, reason: str, step: str) -> JournalFault:
@@ -189,9 +220,9 @@ def _create(data_dir: Path, entropy: Callable[[int], bytes]) -> None:
             db.execute("PRAGMA journal_mode = WAL")
         finally:
             db.close()
-        _sync(part)
+        sync(part)
         part.rename(path)
-        _sync(data_dir)
+        sync(data_dir)
     except (OSError, sqlite3.Error) as error:
         raise fault(path, f"cannot be made ({error})", "check the disk's space and the directory's mode") from None
 
@@ -205,22 +236,27 @@ def _migrate(db: sqlite3.Connection) -> None:
     from zjournal.migrations import migrations
 
     migrations.apply(Database(db, execute_plugins=False))
-    assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
 
 
 def _refuse_newer(db: sqlite3.Connection, path: Path) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        reason = f"has schema version {version}, and this zjournal knows {SCHEMA_VERSION}"
-        raise fault(path, reason, "use the newer zjournal that wrote it")
+    if version > SCHEMA_VERSION:  # in the log, and not in the file yet
+        raise _newer(path, version)
 
 
-def _refuse_older(db: sqlite3.Connection, path: Path) -> None:
-    """A reader cannot migrate; without this it would stumble over a missing column."""
+def _newer(path: Path, version: int) -> JournalFault:
+    reason = f"has schema version {version}, and this zjournal knows {SCHEMA_VERSION}"
+    return fault(path, reason, "use the newer zjournal that wrote it")
+
+
+def _refuse_older(db: sqlite3.Connection, path: Path, reason: str = "") -> None:
+    """A reader cannot migrate; without this it would stumble over a missing column. `reason`: why nobody can."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version < SCHEMA_VERSION:
-        reason = f"has schema version {version}, and this zjournal reads {SCHEMA_VERSION}"
-        raise fault(path, reason, "start the server on it once, which brings it up to date")
+        told = f"has schema version {version}, and this zjournal reads {SCHEMA_VERSION}"
+        if reason:
+            raise fault(path, f"{told}: {reason}", SALVAGE_STEP)
+        raise fault(path, told, "start the server on it once, which brings it up to date")
 
 
 def _configure(db: sqlite3.Connection) -> None:
@@ -301,7 +337,8 @@ def _private(path: Path) -> None:
             file.chmod(FILE_MODE)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Makes a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

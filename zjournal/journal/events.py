@@ -76,6 +76,7 @@ class EngineStarted(Event, frozen=True, kw_only=True, tag="engine_started.1"):
     kv_tokens: int  # capacity of the KV pool
     vocabulary: bytes = b""  # content: the bytes of each token id, packed
     template: bytes = b""  # content: the chat template
+    parts: tuple[tuple[str, str], ...] = ()  # of the fingerprint: each by its name, and a short digest or a word
 
 
 class EngineStopped(Event, frozen=True, kw_only=True, tag="engine_stopped.1"):
@@ -129,6 +130,7 @@ class EngineImported(Event, frozen=True, kw_only=True, tag="engine_imported.1"):
     kernels: str  # for people
     vocabulary: bytes = b""  # content, as in `engine_started`
     template: bytes = b""  # content, likewise
+    parts: tuple[tuple[str, str], ...] = ()  # likewise
 
 
 class SessionImported(Event, frozen=True, kw_only=True, tag="session_imported.1"):
@@ -144,6 +146,34 @@ class SessionImported(Event, frozen=True, kw_only=True, tag="session_imported.1"
     digest: bytes  # SHA-256 of the file
     seqs: tuple[int, ...]  # where the facts stood there: the first, then each one's distance from the one before
     times: tuple[int, ...]  # when they happened, in microseconds, listed in the same way
+
+
+class SessionReplayed(Event, frozen=True, kw_only=True, tag="session_replayed.1"):
+    """A session is a replay: its turns are recorded requests of another one, asked again.
+
+    By: the operation `sessions.replay`.
+    When: with the replay's first turn, in the same commit.
+    Promise: the session `source` gets no fact by it. Each turn that is compared has a `replay_compared`.
+    """
+
+    session: str  # the replay
+    source: str  # the session whose requests are asked again
+    only: str = ""  # the one response whose request is asked again; empty: all
+
+
+class ReplayCompared(Event, frozen=True, kw_only=True, tag="replay_compared.1"):
+    """The answer to a request that was asked again has been compared with the one that is recorded.
+
+    By: the operation `sessions.replay`.
+    When: the new answer is durable, and before the next request is asked.
+    Promise: `response` was asked with the very tokens, settings and seed of `source`. It says nothing of their content.
+    """
+
+    response: str  # the new one
+    source: str  # the one whose request was asked again
+    equal: int  # tokens from the beginning that are the same
+    diverged: bool  # whether a token differs, or one of the two goes on
+    differs: tuple[str, ...] = ()  # the parts of the fingerprint that are not those of `source`
 
 
 class SessionPinned(Event, frozen=True, kw_only=True, tag="session_pinned.1"):
@@ -192,7 +222,7 @@ class AdminActed(Event, frozen=True, kw_only=True, tag="admin_acted.1"):
     pid: int  # of the process that did it: the server, or the command itself where no server runs
 
 
-class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"):
+class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1", omit_defaults=True):
     """A request was taken.
 
     By: submit.
@@ -221,6 +251,14 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     seed: int  # the client's, or drawn
     max_tokens: int
     stop: int = 0  # number of stop strings; the strings are in the raw body
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: int = 0  # number of biased tokens; they and their biases are in the raw body
+    min_tokens: int = 0  # before an end token may come
+    logprobs: int = -1  # alternatives recorded beside each token; -1: no logprobs at all
+    salt: str = ""  # HMAC of the client's `cache_salt`, which narrows the namespace; empty if there was none
     item_secret: bytes = b""  # of an imported turn: ids of its output items are derived from it, as in its own journal
 
 
@@ -359,7 +397,7 @@ class TokensSampled(Event, frozen=True, kw_only=True, tag="tokens_sampled.1"):
     By: engine.
     When: in batches of at most 64 tokens or 50 ms.
     Promise: in order and without gaps; what a client was told runs at most one batch ahead.
-    Payload: the token ids, little-endian uint32.
+    Payload: the token ids, little-endian uint32; behind them, if they were asked for, the logprobs of each.
     """
 
     response: str
@@ -444,6 +482,8 @@ AnyEvent = (
     | EngineImported
     | SessionOpened
     | SessionImported
+    | SessionReplayed
+    | ReplayCompared
     | SessionPinned
     | SessionUnpinned
     | SessionDeleted

@@ -3,6 +3,10 @@
 It is written after a commit, unsynced, at most once a second and at the end, and renamed into its place. So it may be
 behind the journal, missing, or after a loss of power broken, and all that is harmless. It can never be ahead of a
 journal that has kept its promise. docs/journal.md shows it byte by byte.
+
+It also remembers how long the write-ahead log was, synced, before each checkpoint. For what a checkpoint has carried
+into the database fits the whole log only: with a log that has lost its end, pages of different times would be read as
+one state, and that need not show.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ import hashlib
 import logging
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from zjournal.journal import database
 from zjournal.journal.chain import Head
 from zjournal.journal.datadir import FILE_MODE
 
@@ -22,18 +28,29 @@ HEAD_FILE = "journal.head"
 EVERY_US = 1_000_000
 VERSION = 1
 _MAGIC = b"zjhead\x00\x00"
-_FIELDS = struct.Struct(">8sI16sQ32sQ")
+_FIELDS = struct.Struct(">8sI16sQ32sQ8sI")
 BYTES = _FIELDS.size + hashlib.sha256().digest_size
 _PART_FILE = "journal.head.new"
 
 _log = logging.getLogger(__name__)
 
 
+class Extent(NamedTuple):
+    """How long a write-ahead log is: the pages that are committed in it, since it was begun with these salts."""
+
+    salts: bytes
+    pages: int
+
+
+NO_LOG = Extent(bytes(8), 0)
+
+
 class Witness(NamedTuple):
-    """What the file says: of which journal (its id), and how far that had come."""
+    """What the file says: of which journal (its id), how far that had come, and how long its log was."""
 
     journal: bytes
     head: Head
+    log: Extent = NO_LOG
 
 
 class Broken(ValueError):
@@ -43,7 +60,7 @@ class Broken(ValueError):
 def encode(witness: Witness) -> bytes:
     """The file's bytes."""
     head = witness.head
-    data = _FIELDS.pack(_MAGIC, VERSION, witness.journal, head.seq, head.link, head.time)
+    data = _FIELDS.pack(_MAGIC, VERSION, witness.journal, head.seq, head.link, head.time, *witness.log)
     return data + hashlib.sha256(data).digest()
 
 
@@ -51,14 +68,14 @@ def decode(data: bytes) -> Witness:
     """The inverse of encode. Raises Broken for any other bytes."""
     if len(data) != BYTES:
         raise Broken(f"has {len(data)} bytes, not {BYTES}")
-    magic, version, journal, seq, link, time = _FIELDS.unpack_from(data)
+    magic, version, journal, seq, link, time, salts, pages = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
         raise Broken("does not begin as such a file does")
     if hashlib.sha256(data[: _FIELDS.size]).digest() != data[_FIELDS.size :]:
         raise Broken("does not match its checksum")
     if version != VERSION:
         raise Broken(f"has version {version}, and this zjournal knows {VERSION}")
-    return Witness(journal, Head(seq, link, time))
+    return Witness(journal, Head(seq, link, time), Extent(salts, pages))
 
 
 def read(data_dir: Path) -> Witness | None:
@@ -89,6 +106,13 @@ def fault_of(seen: Witness, journal: bytes, head: int, link: bytes | None) -> st
     return None
 
 
+def log_fault_of(seen: Witness, log: Extent) -> str | None:
+    """Why a log is not as it was seen, as half a sentence; None if it may be, or was begun since."""
+    if log.salts != seen.log.salts or log.pages >= seen.log.pages:
+        return None
+    return f"the end of its log is missing: that has {log.pages} pages, and {HEAD_FILE} has seen {seen.log.pages}"
+
+
 class HeadFile:
     """Writes the file of an open journal. All methods belong to the writer thread."""
 
@@ -96,6 +120,7 @@ class HeadFile:
         self._path, self._part = data_dir / HEAD_FILE, data_dir / _PART_FILE
         self._journal = journal
         self._written: Head | None = None
+        self._synced: tuple[int, Extent] | None = None
         self._tried_us: int | None = None
         self._failed = False
 
@@ -103,27 +128,35 @@ class HeadFile:
         """Whether the file does not name this head yet."""
         return self._written is None or self._written.seq != head.seq
 
-    def note(self, head: Head, now_us: int) -> None:
+    def note(self, head: Head, now_us: int, log: Callable[[], Extent] = lambda: NO_LOG) -> None:
         """Writes, unless that was done less than a second ago. A clock that has been set back is no reason to wait."""
         if self.pending(head) and (self._tried_us is None or not 0 <= now_us - self._tried_us < EVERY_US):
             self._tried_us = now_us
-            self.write(head)
+            self.write(head, log())
 
-    def write(self, head: Head) -> None:
-        """Writes now. A disk that refuses is no reason to refuse facts: the file stays behind, and that is logged."""
-        if not self.pending(head):
+    def write(self, head: Head, log: Extent = NO_LOG, *, sync: bool = False) -> None:
+        """Writes now, if there is anything new. `sync`: so that a loss of power leaves it, or a later one.
+
+        A disk that refuses is no reason to refuse facts: the file stays behind, and that is logged.
+        """
+        if self._synced == (head.seq, log) or not (sync or self.pending(head)):
             return
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._part.unlink()
             descriptor = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
             try:
-                data = encode(Witness(self._journal, head))
+                data = encode(Witness(self._journal, head, log))
                 if os.write(descriptor, data) != len(data):
                     raise OSError("the disk is full")
+                if sync:
+                    os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             self._part.rename(self._path)
+            if sync:
+                database.sync(self._path.parent)
+                self._synced = head.seq, log
         except OSError as error:
             if not self._failed:
                 _log.warning("%s cannot be written: %s", self._path, error)

@@ -21,26 +21,30 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zjournal.errors import JournalUnavailable, OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, quick, rows, wal
+from zjournal.errors import Fault, JournalUnavailable, OutputFault
+from zjournal.journal import chain, content, database, datadir, headfile, quick, rows, segments, wal
 from zjournal.journal.events import AnyEvent, Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
 from zjournal.journal.reader import Reader, Tenant
 from zjournal.journal.transaction import Transaction
+from zjournal.journal.written import Written, tell
 
 QUEUE_FACTS_MAX = 65_536  # facts that may wait for a disk that does not answer
 COPY_STEP_PAGES = 256  # of a copy, before those who wait for a commit come first
 GROUP_FACTS_MAX = 4_096  # facts in one transaction, so that nobody waits for a long one
 SEAL_FACTS = 512  # that wait before any are sealed in a moment of silence, and that are sealed at a time
 SEAL_WAITING_MAX = 1 << 16  # from here on they are sealed without waiting for silence,
-SEAL_EVERY_US = 500_000  # but no more often than this, for it takes as long as several commits
+SEAL_REST = 200  # but after a rest so many times as long as it took, for commits wait for it; shorter if more wait
 SEAL_CLOSING_FACTS = 64  # fewer are not worth it when the journal is closed
+SEAL_CLOSING_MAX = 1 << 16  # and more than these are left to the next life: the end of a server must not wait long
 SALTS_MAX = 1_024
 IDLE_S = 0.2  # between looks at what is still owed while nothing is written
 LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id as well as its name
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
 ORPHANED = "The journal could not be written: facts before these are missing."
 LOST = "The journal's log was removed under the server; restart it."
+BROKEN = "The journal's writer has failed; restart the server."
+WRITER_THREAD = "journal-writer"
 CRASH_MESSAGE = "The server was stopped while this response was running."
 
 T = TypeVar("T")
@@ -54,8 +58,12 @@ def wall_clock_us() -> int:
 
 
 class _Append:
-    def __init__(self, facts: Sequence[Fact], now: int, after: Future | None) -> None:
-        self.facts, self.now, self.after, self.done = facts, now, after, Future[int]()
+    __slots__ = ("after", "done", "facts", "now")
+
+    def __init__(
+        self, facts: Sequence[Fact], now: int, after: Future | Written | None, done: Future[int] | Written
+    ) -> None:
+        self.facts, self.now, self.after, self.done = facts, now, after, done
 
     @property
     def orphaned(self) -> bool:
@@ -66,6 +74,7 @@ class _Append:
 class _Run:
     def __init__(self, work: Callable[[Transaction], Any], now: int, scrub: bool) -> None:
         self.work, self.now, self.scrub, self.done = work, now, scrub, Future[Any]()
+        self.done.set_running_or_notify_cancel()  # as with an append, it cannot be cancelled
 
 
 class _Bare(_Run):
@@ -86,6 +95,7 @@ class Journal(Reader):
         entropy: Callable[[int], bytes],
         checkpoint: str,
         log_limit: int,
+        strict: bool,
     ) -> None:
         self._db = database.open_writer(data_dir, entropy)
         self._own_checkpoints = checkpoint == wal.OWN
@@ -94,13 +104,17 @@ class Journal(Reader):
             identity = database.Identity(self.id, self.secret)
             self._head = quick.checked_head(self._db, self.path, identity)
             quick.check_witness(self._db, self.path, identity, self._head)
+            if strict:
+                quick.check_projections(self)
             self._genesis = chain.genesis(*identity)
             self._sealed = rows.sealed(self._db)
-            self._wal = wal.Log(self._db, self.path, self._own_checkpoints, log_limit)
+            self._head_file = headfile.HeadFile(data_dir, self.id)
+            self._wal = wal.Log(self._db, self.path, self._own_checkpoints, log_limit, self._note_log)
+            if self._wal.extent.pages:  # a checkpoint before this start may have carried over a part of it
+                self._note_log()
         except BaseException:
             database.let_go(self._db, self.path)
             raise
-        self._head_file = headfile.HeadFile(data_dir, self.id)
         self._clock = clock
         self._entropy = entropy
         self._packer = content.Packer()
@@ -110,10 +124,11 @@ class Journal(Reader):
         self._wake = threading.Condition()
         self._closing = False
         self._upkept_us = 0
-        self._sealed_us = 0
-        self._lost = False
+        self._sealed_us = self._seal_rest_us = 0
+        self._lost = self._broken = False
+        self._taken: Sequence[_Append | _Run] = ()  # what the writer is at
         self._subscribers: tuple[Subscriber, ...] = ()
-        self._writer = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+        self._writer = threading.Thread(target=self._write, name=WRITER_THREAD, daemon=True)
         self._writer.start()
 
     @classmethod
@@ -125,15 +140,18 @@ class Journal(Reader):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         checkpoint: str = wal.OWN,
         log_limit: int = wal.REFUSE_BYTES,
+        strict: bool = False,
     ) -> Journal:
         """Opens or makes the journal in a directory that the caller has locked (`datadir.lock`).
 
         `clock` gives microseconds since 1970, `entropy(n)` gives n random bytes. `checkpoint`: wal.OWN or wal.EXTERNAL.
-        `log_limit`: bytes of write-ahead log at which `check_room` refuses. Raises DataDirFault or JournalFault;
-        nothing is written to a file that is not ours.
+        `log_limit`: bytes of write-ahead log at which `check_room` refuses. `strict` refuses projections that do
+        not follow from the facts as well; only a rebuild or a copy wants such a journal open.
+
+        Raises DataDirFault or JournalFault; nothing is written to a file that is not ours.
         """
         datadir.prepare(data_dir)
-        return cls(data_dir, clock, entropy, checkpoint, log_limit)
+        return cls(data_dir, clock, entropy, checkpoint, log_limit, strict)
 
     def close(self) -> None:
         """Commits what waits, then closes. Appends that come later fail with JournalUnavailable."""
@@ -143,7 +161,7 @@ class Journal(Reader):
         self._writer.join()
         super().close()
         if not self._wal.lost:
-            self._head_file.write(self._head)
+            self._head_file.write(self._head, self._wal.extent, sync=self._own_checkpoints)
         if self._own_checkpoints:
             self._db.close()
         else:
@@ -160,7 +178,7 @@ class Journal(Reader):
         """The number of the last committed fact; 0 in an empty journal."""
         return self._head.seq
 
-    def append(self, facts: Sequence[Fact], *, after: Future | None = None) -> Future[int]:
+    def append(self, facts: Sequence[Fact], *, after: Future | Written | None = None) -> Future[int]:
         """Appends facts in order, in one transaction. The future gives the last one's number, once it is durable.
 
         `after` is the future of an earlier append that these facts build on: if that one fails, so does this.
@@ -168,11 +186,22 @@ class Journal(Reader):
         call was), with ParentErased for a turn that would continue what is gone, with AssertionError or another
         error when the facts are wrong.
         """
+        done = Future[int]()
+        # From here on it cannot be cancelled: a client that goes away must not unmake a fact.
+        done.set_running_or_notify_cancel()
+        self._append(facts, after, done)
+        return done
+
+    def append_soon(self, facts: Sequence[Fact], *, after: Future | Written | None = None) -> Written:
+        """As `append`, for the running event loop: to be awaited, and cheaper for many at a time. Never blocks."""
+        done = Written(asyncio.get_running_loop())
+        self._append(facts, after, done)
+        return done
+
+    def _append(self, facts: Sequence[Fact], after: Future | Written | None, done: Future[int] | Written) -> None:
         assert facts
         assert len(facts) <= QUEUE_FACTS_MAX, len(facts)
-        item = _Append(facts, self._clock(), after)
-        self._enqueue(item, len(facts))
-        return item.done
+        self._enqueue(_Append(facts, self._clock(), after, done), len(facts))
 
     def run(self, work: Callable[[Transaction], T], *, scrub: bool = False) -> Future[T]:
         """Runs `work` on the writer thread in a transaction of its own; what it raises rolls back and fails the future.
@@ -235,9 +264,16 @@ class Journal(Reader):
         if refusal is not None:
             raise JournalUnavailable(refusal)
 
-    def seal(self) -> int:
-        """Packs the oldest facts that are not packed yet, as the journal does by itself in time; returns how many."""
-        return self.run(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis)).result()
+    def seal(self, limit: int | None = None) -> int:
+        """Packs the oldest facts that are not packed yet, as the journal does by itself in time; returns how many.
+
+        At most `limit`, or as many as it packs at a time by itself. Raises JournalFault for facts that are damaged.
+        """
+        most = SEAL_FACTS if limit is None else limit
+        try:
+            return self.run(lambda tx: rows.seal(tx.db, most, self._genesis)).result()
+        except ValueError as error:
+            raise database.fault(self.path, f"cannot be packed: {error}", database.SALVAGE_STEP) from None
 
     def tenant(self, name: str) -> Tenant:
         """The tenant of this name; made on first use, which waits for a commit."""
@@ -335,23 +371,37 @@ class Journal(Reader):
     # --- the writer thread ----------------------------------------------------------------------------
 
     def _enqueue(self, item: _Append | _Run, facts: int) -> None:
-        # From here on it cannot be cancelled: a client that goes away must not unmake a fact.
-        item.done.set_running_or_notify_cancel()
         with self._wake:
             if self._closing:
                 reason = "The journal is closed."
-            elif self._lost:
-                reason = LOST
+            elif self._broken or self._lost:
+                reason = BROKEN if self._broken else LOST
             elif self._queued_facts + facts > QUEUE_FACTS_MAX:
                 reason = "The journal cannot keep up: its disk does not answer."
             else:
                 self._queue.append(item)
                 self._queued_facts += facts
-                self._wake.notify()
+                if len(self._queue) == 1:  # else the writer has been woken, and not taken them yet
+                    self._wake.notify()
                 return
         item.done.set_exception(JournalUnavailable(reason))
+        if isinstance(item.done, Written):
+            tell([item.done])
 
     def _write(self) -> None:
+        try:
+            self._write_all()
+        except BaseException:  # a bug: nobody may wait for a writer that is gone
+            _log.critical("the journal's writer has failed", exc_info=True)
+            with self._wake:
+                self._broken = True
+                left, self._queue = [*self._taken, *self._queue], deque()
+            for item in left:
+                if not item.done.done():
+                    item.done.set_exception(JournalUnavailable(BROKEN))
+            tell([item.done for item in left if isinstance(item.done, Written)])  # settled ones may not be told yet
+
+    def _write_all(self) -> None:
         while True:
             with self._wake:
                 while not self._queue and not self._closing and self._wake.wait(self._idle_s):
@@ -379,12 +429,17 @@ class Journal(Reader):
         """What is due after a commit, or while there is none."""
         if not self._lost:
             self._upkept_us = now
-            pressed = self._unsealed >= SEAL_WAITING_MAX and now - self._sealed_us >= SEAL_EVERY_US
+            rested = not 0 <= now - self._sealed_us < self._seal_rest_us  # a clock that was set back ends the pause
+            pressed = self._unsealed >= SEAL_WAITING_MAX and rested
             if pressed or (idle and self._unsealed >= SEAL_FACTS):
+                self._seal(fresh=not idle)
                 self._sealed_us = now
-                self._seal()
             self._wal.upkeep(now, idle)
-            self._head_file.note(self._head, now)
+            self._head_file.note(self._head, now, lambda: self._wal.extent)
+
+    def _note_log(self) -> None:
+        """Before a checkpoint: what that carries into the database fits a log of this length only."""
+        self._head_file.write(self._head, self._wal.extent, sync=True)
 
     def _write_waiting(self) -> None:
         """One transaction of what waits, in the middle of work on the bare connection."""
@@ -395,28 +450,38 @@ class Journal(Reader):
 
     def _write_group(self, group: _Run | list[_Append]) -> None:
         if isinstance(group, _Run):
+            self._taken = [group]
             now = group.now
             self._commit_run(group)
         else:
+            self._taken = group
             now = group[-1].now
             self._commit_appends(group)
         self._upkeep(now)
 
-    def _seal(self) -> None:
-        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was."""
+    def _seal(self, *, limit: int | None = None, fresh: bool = False) -> None:
+        """Packs the oldest rows. What cannot be packed now is left for later: it is as durable as it was.
+
+        `fresh`: into a segment of their own, which takes a fifth of the time that filling up the last one may take.
+        """
+        began, waiting = self._clock(), max(self._unsealed, 1)
+        most = limit or SEAL_FACTS
         try:
-            self._commit(lambda tx: rows.seal(tx.db, SEAL_FACTS, self._genesis), self._head.time)
+            self._commit(lambda tx: rows.seal(tx.db, most, self._genesis, fresh=fresh), self._head.time)
             self._sealed = rows.sealed(self._db)
-        except (JournalUnavailable, sqlite3.Error, ValueError) as error:
-            _log.error("facts after %d could not be sealed: %s", self._sealed, error)
+        except Exception as error:  # a bug in this must not end the writer, for nothing depends on it
+            expected = isinstance(error, Fault | sqlite3.Error | ValueError)
+            _log.error("facts after %d could not be sealed: %s", self._sealed, error, exc_info=not expected)
             self._sealed = self._head.seq  # the next try comes when as many again are waiting
+        self._seal_rest_us = max(self._clock() - began, 0) * SEAL_REST * SEAL_WAITING_MAX // waiting
 
     def _settle(self) -> None:
         """What is done last: it makes the file small for as long as nobody has it open."""
         if not self._own_checkpoints:
             return  # it would only make the log longer
-        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS:
-            self._seal()
+        last = min(self._head.seq, self._sealed + SEAL_CLOSING_MAX)
+        while not self._lost and self._unsealed >= SEAL_CLOSING_FACTS and self._sealed < last:
+            self._seal(limit=segments.FACTS_MAX)
         try:
             self._db.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
         except sqlite3.Error as error:  # the room is free for what comes next, and that is all
@@ -439,10 +504,17 @@ class Journal(Reader):
         return group
 
     def _commit_appends(self, group: list[_Append]) -> None:
+        self._settle_appends(group)
+        tell(item.done for item in group if isinstance(item.done, Written))
+
+    def _settle_appends(self, group: list[_Append]) -> None:
+        orphans = False
         for item in group:  # in order, so that what builds on an orphan is one as well
             if item.orphaned:
                 item.done.set_exception(JournalUnavailable(ORPHANED))
-        group = [item for item in group if not item.done.done()]
+                orphans = True
+        if orphans:
+            group = [item for item in group if not item.done.done()]
         if not group:
             return
 
@@ -463,7 +535,7 @@ class Journal(Reader):
             if len(group) == 1:
                 group[0].done.set_exception(error)
             for item in group if len(group) > 1 else ():
-                self._commit_appends([item])
+                self._settle_appends([item])
         else:
             for item, end in zip(group, ends, strict=True):
                 item.done.set_result(end)
@@ -477,6 +549,7 @@ class Journal(Reader):
         if item.scrub or isinstance(item, _Bare):
             self._plains.clear()
             self._unpacked.clear()
+            self._salts.clear()  # those of what was erased must go with it
             self._wal.empty(item.now)
         item.done.set_result(result)
 
@@ -502,6 +575,8 @@ class Journal(Reader):
             if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
                 _log.error("the journal cannot be written: %s", error)
                 raise JournalUnavailable(f"The journal cannot be written: {error}.") from error
+            if isinstance(error, rows.DamagedSegment):
+                raise self._damaged_segment(error) from error
             raise
         if self._wal.lost:
             self._lost = True

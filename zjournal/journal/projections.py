@@ -2,6 +2,9 @@
 
 The rows can be dropped and refolded at any time and come out the same, however the facts were grouped. Sampled
 tokens, by far the most frequent fact, are summed per response first, so that a group costs one UPDATE per response.
+
+A turn that was deleted has a row for as long as its content is needed, and none once that is erased: what stays of it
+are its facts. A deleted session goes with the last of its turns.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from zjournal.journal.events import (
     PayloadErased,
     PromptRendered,
     Recorded,
+    ReplayCompared,
     RequestAccepted,
     ResponseDeleted,
     ResponseFailed,
@@ -38,6 +42,7 @@ from zjournal.journal.events import (
     SessionImported,
     SessionOpened,
     SessionPinned,
+    SessionReplayed,
     SessionUnpinned,
     TokensSampled,
     ToolCalled,
@@ -84,7 +89,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `session`. `turns` counts the accepted ones; `last_seq` orders by activity."""
+    """A row of `session`. `turns` counts those that have a row; `last_seq` orders by activity."""
 
     opened_seq: int
     session: str
@@ -120,6 +125,7 @@ _TOUCH_SESSION = (
 )
 _PIN_SESSION = "UPDATE session SET pinned = ? WHERE session = ?"
 _DELETE_SESSION = "UPDATE session SET deleted = 1 WHERE session = ?"
+_DROP_EMPTY = "DELETE FROM session WHERE session = ? AND deleted = 1 AND turns = 0"
 _ACCEPT = (
     "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, stored, created,"
     " accepted_us, finished_us, status, reason, last_seq, prompt, cached, cache_reason, output, queue_us,"
@@ -145,6 +151,13 @@ _FAIL = (
 )
 _DELETE = f"UPDATE turn SET status = 'deleted' WHERE {BY_RESPONSE}"
 _ERASE = f"UPDATE turn SET erased = 1 WHERE {BY_RESPONSE}"
+_GONE = f"{BY_RESPONSE} AND status = '{DELETED}' AND erased = 1"
+_ITS_SESSION = f"(SELECT session FROM turn WHERE {_GONE})"
+_DROP = (  # in this order: the row of the turn tells the session
+    f"UPDATE session SET turns = turns - 1 WHERE session = {_ITS_SESSION}",
+    f"DELETE FROM session WHERE session = {_ITS_SESSION} AND deleted = 1 AND turns = 0",
+    f"DELETE FROM turn WHERE {_GONE}",
+)
 
 
 def effects(facts: Iterable[Recorded]) -> Iterator[Effect]:
@@ -168,6 +181,12 @@ def _sample(response: str, sums: tuple[int, int, int]) -> Effect:
     return _SAMPLE, (*sums, response, response)
 
 
+def _drop(response: str) -> Iterator[Effect]:
+    """A turn that is both deleted and erased goes, in whichever order that came."""
+    for sql in _DROP:
+        yield sql, (response, response)
+
+
 def _effects_of(fact: Recorded) -> Iterator[Effect]:
     seq, time, event = fact.seq, fact.time, fact.event
     match event:
@@ -181,6 +200,7 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _PIN_SESSION, (0, event.session)
         case SessionDeleted():
             yield _DELETE_SESSION, (event.session,)
+            yield _DROP_EMPTY, (event.session,)
         case RequestAccepted():
             names = (event.response, event.session, event.parent, event.tenant, event.protocol, event.model)
             yield _ACCEPT, (seq, *names, event.stored, event.created, time, seq, event.history)
@@ -201,13 +221,15 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield _TOUCH_SESSION, (seq, time, event.response, event.response)
         case ResponseDeleted():
             yield _DELETE, (event.response, event.response)
+            yield from _drop(event.response)
         case PayloadErased():
             yield _ERASE, (event.response, event.response)
+            yield from _drop(event.response)
         case CacheAdmitted() | CacheEvicted() | CacheBackedUp() | CacheRestored() | CacheQuarantined() | CachePurged():
             pass  # the engine's residency is not a state of a turn
         case ServerStarted() | ServerStopped() | ServerCrashed() | AdminActed():
             pass
-        case EngineImported() | SessionImported():
+        case EngineImported() | SessionImported() | SessionReplayed() | ReplayCompared():
             pass  # what they brought tells itself
         case EngineStarted() | EngineStopped() | EngineCrashed() | ToolCalled() | ToolResultSeen():
             pass

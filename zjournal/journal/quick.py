@@ -11,11 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from zjournal.journal import chain, database, headfile, rows
+from zjournal.journal import chain, database, headfile, rows, wal
 from zjournal.journal.chain import Head
 from zjournal.journal.database import Identity
-from zjournal.journal.events import RequestAccepted, ResponseFailed, ResponseFinished, decode_body
-from zjournal.journal.projections import BY_RESPONSE
+from zjournal.journal.events import (
+    AnyEvent,
+    PayloadErased,
+    RequestAccepted,
+    ResponseFailed,
+    ResponseFinished,
+    decode_body,
+)
+from zjournal.journal.projections import BY_RESPONSE, DELETED
 from zjournal.journal.reader import Reader
 from zjournal.journal.segments import Bare
 
@@ -51,7 +58,8 @@ def check_witness(db: sqlite3.Connection, path: Path, identity: Identity, head: 
         return
     seen = headfile.read(data_dir)
     try:
-        reason = None if seen is None else witness_fault(db, identity, head, seen)
+        log = wal.extent(path.with_name(path.name + "-shm"))
+        reason = None if seen is None else headfile.log_fault_of(seen, log) or witness_fault(db, identity, head, seen)
     except sqlite3.Error as error:
         raise database.damage(path, error) from None
     if reason is not None:
@@ -87,8 +95,10 @@ def projections_fault(db: sqlite3.Connection) -> str | None:
         last = list(rows.facts(rows.find(db, head - OPEN_FACTS, head), rows.Unpacked()))
     except rows.DamagedSegment:
         return None  # proved elsewhere
-    for fact in last:
-        reason = _effect_fault(db, fact)
+    events = [(fact.seq, event) for fact in last if (event := _event(fact)) is not None]
+    erased = {event.response for _, event in events if isinstance(event, PayloadErased)}
+    for seq, event in events:
+        reason = _effect_fault(db, seq, event, erased)
         if reason is not None:
             return reason
     return None
@@ -112,18 +122,25 @@ def prove(data_dir: Path) -> Head:
     return head
 
 
-def _effect_fault(db: sqlite3.Connection, fact: Bare) -> str | None:
-    """What a fact should have left in table `turn` and did not."""
+def _event(fact: Bare) -> AnyEvent | None:
     try:
-        event = decode_body(fact.body)
+        return decode_body(fact.body)
     except (msgspec.MsgspecError, ValueError):
         return None  # proved elsewhere
-    if not isinstance(event, RequestAccepted | ResponseFinished | ResponseFailed):
+
+
+def _effect_fault(db: sqlite3.Connection, seq: int, event: AnyEvent, erased: set[str]) -> str | None:
+    """What a fact should have left in table `turn` and did not. `erased`: turns that may have no row any more."""
+    if not isinstance(event, RequestAccepted | ResponseFinished | ResponseFailed | PayloadErased):
         return None
-    query = f"SELECT accepted_seq, finished_us FROM turn WHERE {BY_RESPONSE}"
+    query = f"SELECT accepted_seq, finished_us, erased, status FROM turn WHERE {BY_RESPONSE}"
     turn = db.execute(query, (event.response, event.response)).fetchone()
+    if turn is None:
+        missing = isinstance(event, RequestAccepted) and event.response not in erased
+        return f"turn {event.response} of fact {seq} is missing" if missing else None
     if isinstance(event, RequestAccepted):
-        return None if turn and turn[0] == fact.seq else f"turn {event.response} of fact {fact.seq} is missing"
-    if turn is not None and turn[1] is None:
-        return f"turn {event.response} has no end, and fact {fact.seq} tells it"
-    return None
+        return None if turn[0] == seq else f"turn {event.response} of fact {seq} is missing"
+    if isinstance(event, PayloadErased):
+        gone = turn[2] == 1 and turn[3] != DELETED
+        return None if gone else f"turn {event.response} is as if fact {seq} had not erased it"
+    return f"turn {event.response} has no end, and fact {seq} tells it" if turn[1] is None else None

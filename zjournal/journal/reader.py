@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -50,7 +51,7 @@ LIFE_SCAN_FACTS = 1_000_000  # facts from the end among which a start looks for 
 CONNECTIONS_KEPT_MAX = 4
 SESSIONS_PAGE_MAX = 1_000
 TURNS_PAGE = 1_000
-DIGESTS_PAGE = 500  # looked for in one statement
+DIGESTS_PAGE = 500  # looked for in one transaction
 FETCH_ROWS = 100  # between looks at the time
 
 
@@ -165,9 +166,16 @@ class Reader:
         """
         limit = min(limit, PAGE_FACTS)
         last = after + limit if upto is None else min(after + limit, upto)
-        with self.transaction() as db:
-            found = rows.find(db, after, last, fetch=some)
+        found = self._find(after, last, fetch=some)
         return [self._recorded(bare) for bare in self._facts(found)]
+
+    def weigh(self, after: int, upto: int) -> list[tuple[Recorded, float]]:
+        """As `read`; each fact with the bytes, about, that erasing its payload would give back."""
+        found = self._find(after, min(after + PAGE_FACTS, upto), fetch=some)
+        try:
+            return [(self._recorded(bare), size) for bare, size in rows.weighed(found, self._unpacked)]
+        except rows.DamagedSegment as error:
+            raise self._damaged_segment(error) from None
 
     def read_response(self, response: str, after: int = 0) -> list[Recorded]:
         """The facts of a response's generation after number `after`: acceptance to end, in order; [] if unknown.
@@ -183,8 +191,8 @@ class Reader:
         pace = Pace()
         while at < turn.last_seq:
             upto = min(at + pace.rows, turn.last_seq)
-            with pace, self.transaction() as db:
-                lying = rows.find(db, at, upto, needle=needle)
+            with pace:
+                lying = self._find(at, upto, needle=needle)
             facts = (self._recorded(bare) for bare in self._facts(lying) if needle in bare.body)
             found += (fact for fact in facts if getattr(fact.event, "response", None) == response)
             at = upto
@@ -204,8 +212,8 @@ class Reader:
         pace = Pace()
         while seq > 1:
             low = max(seq - pace.rows, 1)
-            with pace, self.transaction() as db:
-                found = rows.find(db, low - 1, seq - 1, tags=(chain.TAGS[kind][0],))
+            with pace:
+                found = self._find(low - 1, seq - 1, tags=(chain.TAGS[kind][0],))
             yield from map(self._recorded, reversed(self._facts(found)))
             seq = low
 
@@ -220,20 +228,29 @@ class Reader:
         pace = Pace()
         while end > floor:
             low = max(end - pace.rows, floor)
-            with pace, self.transaction() as db:
-                found = rows.find(db, low, end, tags=tags)
+            with pace:
+                found = self._find(low, end, tags=tags)
             if facts := self._facts(found):
                 last = self._recorded(facts[-1])
                 return (last.seq, last.event.pid) if isinstance(last.event, ServerStarted) else None
             end = low
         return (0, 0) if floor else None
 
+    def _find(self, after: int, upto: int, **how: Any) -> rows.Found:
+        """`rows.find` in a read transaction of its own."""
+        # Looked at first: what is erased behind the transaction's back must not be remembered from what it saw.
+        erasures = self._unpacked.erasures
+        with self.transaction() as db:
+            return rows.find(db, after, upto, **how)._replace(erasures=erasures)
+
     def _facts(self, found: rows.Found) -> list[Bare]:
         try:
             return list(rows.facts(found, self._unpacked))
         except rows.DamagedSegment as error:
-            step = "run `zj journal verify`"
-            raise database.fault(self.path, f"fact {error.first} cannot be read: {error}", step) from None
+            raise self._damaged_segment(error) from None
+
+    def _damaged_segment(self, error: rows.DamagedSegment) -> JournalFault:
+        return database.fault(self.path, f"fact {error.first} cannot be read: {error}", "run `zj journal verify`")
 
     def _recorded(self, bare: Bare) -> Recorded:
         sha = bare.payload_sha if bare.payload is None else chain.NO_PAYLOAD
@@ -254,8 +271,9 @@ class Reader:
     def content(self, tenant: str, digest: bytes) -> bytes:
         """The bytes of a content, checked against its digest. Raises JournalFault: erased, foreign or damaged."""
         secret = self._tenant(tenant).secret
+        erasures = self._plains.erasures  # before the transaction sees anything, as in `_find`
         with self.transaction() as db:
-            stored = content.stored(db, tenant, digest, self._plains)
+            stored = content.stored(db, tenant, digest, self._plains, erasures)
         return content.opened(secret, digest, stored, self._plains)
 
     def tenant_name(self, tenant: str) -> str:
@@ -297,24 +315,25 @@ class Reader:
 
         Failed, deleted and erased turns do not count; unstored ones do, and the caller decides.
         """
-        return self._find("history", tenant, digests)
+        return self._latest("history", tenant, digests)
 
     def find_by_request(self, tenant: str, digests: Sequence[bytes]) -> Turn | None:
         """The newest turn whose request alone had one of these histories, its output left out; else the same."""
-        return self._find("asked", tenant, digests)
+        return self._latest("asked", tenant, digests)
 
-    def _find(self, column: str, tenant: str, digests: Sequence[bytes]) -> Turn | None:
-        usable = f"erased = 0 AND status NOT IN ('{DELETED}', '{FAILED}')"
+    def _latest(self, column: str, tenant: str, digests: Sequence[bytes]) -> Turn | None:
+        # One digest at a time, the newest turn first: a request that was sent a thousand times has a thousand turns.
+        where = (
+            f"{column} != x'' AND substr({column}, 1, 6) = substr(?, 1, 6) AND +{column} = ? AND tenant = ?"
+            f" AND erased = 0 AND status NOT IN ('{DELETED}', '{FAILED}') ORDER BY accepted_seq DESC LIMIT 1"
+        )
+        query = f"SELECT {TURN_COLUMNS} FROM turn WHERE {where}"
         for at in range(0, len(digests), DIGESTS_PAGE):
-            page = digests[at : at + DIGESTS_PAGE]
-            marks = ", ".join("?" * len(page))
-            near = f"{column} != x'' AND substr({column}, 1, 6) IN ({marks})"  # as the index has it
-            where = f"{near} AND tenant = ? AND {usable} ORDER BY accepted_seq"
-            turns = self._turns(where, *(digest[:6] for digest in page), tenant)
-            newest = {getattr(turn, column): turn for turn in turns}
-            for digest in page:
-                if digest in newest:
-                    return newest[digest]
+            with self.transaction() as db:
+                for digest in digests[at : at + DIGESTS_PAGE]:
+                    row = db.execute(query, (digest, digest, tenant)).fetchone()
+                    if row is not None:
+                        return turn_of(row)
         return None
 
     def session(self, session: str) -> Session | None:

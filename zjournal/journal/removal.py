@@ -39,7 +39,8 @@ ASKED, PRUNED, AGE_CAP, SIZE_CAP = "deleted", "pruned", "age_cap", "size_cap"  #
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """What a removal did. `bytes`: of payloads and contents that went, as they were stored.
 
-    These include what turns held that were removed before and were only kept for these.
+    Of packed facts that is little: a digest takes the place of each payload. They include what turns held that were
+    removed before and were only kept for these.
     """
 
     turns: int = 0  # hidden by it
@@ -109,16 +110,19 @@ def _remove(journal: Journal, hide: Callable[[Transaction], list[str]]) -> Remov
     freed = 0
     for at in range(0, len(todo), SWEEP_TURNS_MAX):
         batch = todo[at : at + SWEEP_TURNS_MAX]
-        for response, size in journal.run(functools.partial(_erase, batch=batch), scrub=True).result():
-            erased.add(response)
-            freed += size
-    kept = tuple(response for response in hidden if response not in erased)
-    return Removed(turns=len(hidden), erased=len(hidden) - len(kept), kept=kept, bytes=freed)
+        gone, size = journal.run(functools.partial(_erase, batch=batch), scrub=True).result()
+        erased.update(gone)
+        freed += size
+    # A sweep may have been faster: what it erased has no row any more.
+    kept = tuple(response for response in hidden if response not in erased and journal.turn(response) is not None)
+    return Removed(turns=len(hidden), erased=len(hidden) - len(kept), kept=kept, bytes=max(freed, 0))
 
 
-def _erase(tx: Transaction, batch: Sequence[str]) -> list[tuple[str, int]]:
-    sizes = ((response, retention.erase_one(tx, response, CAUSE_DELETED)) for response in batch)
-    return [(response, size) for response, size in sizes if size is not None]
+def _erase(tx: Transaction, batch: Sequence[str]) -> tuple[list[str], int]:
+    """Erases those that may go; returns them, and the bytes that went."""
+    sizes = {response: retention.erase_one(tx, response, CAUSE_DELETED) for response in batch}
+    gone = {response: size for response, size in sizes.items() if size is not None}
+    return list(gone), sum(gone.values()) + tx.flush_erased()
 
 
 def _in_order(tx: Transaction, responses: Sequence[str]) -> list[str]:
@@ -127,11 +131,10 @@ def _in_order(tx: Transaction, responses: Sequence[str]) -> list[str]:
     A turn can go once those that continue it are gone.
     """
     found: dict[str, int] = {}
-    for response in responses:
-        (turn,) = _turns(tx, BY_RESPONSE, response)
-        found[response] = turn.accepted_seq
-    for response in responses:
-        (turn,) = _turns(tx, BY_RESPONSE, response)
+    turns = [turn for response in responses for turn in _turns(tx, BY_RESPONSE, response)]
+    for turn in turns:
+        found[turn.response] = turn.accepted_seq
+    for turn in turns:
         while turn.parent and turn.parent not in found and (above := _turns(tx, BY_RESPONSE, turn.parent)):
             (turn,) = above
             if turn.erased or turn.status != DELETED:

@@ -112,7 +112,10 @@ def _may_go(tx: Transaction, turn: Turn) -> bool:
 
 
 def erase_one(tx: Transaction, response: str, cause: str) -> int | None:
-    """Erases this turn alone. Returns the bytes that went, None if it must stay: unknown, erased, running, needed."""
+    """Erases this turn alone. Returns the bytes of contents that went (payloads: see Transaction.flush_erased).
+
+    None if it must stay: unknown, erased, running, needed.
+    """
     turn = _turn(tx, response)
     return None if turn is None or not _may_go(tx, turn) else _erase_one(tx, turn, cause)
 
@@ -126,7 +129,6 @@ def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
             continue
         if bare.payload is not None:
             tx.erase_payloads([bare.seq])
-            freed += len(bare.payload)
         freed += content.drop(tx.db, content.references(decode_body(bare.body)))
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
     return freed

@@ -20,7 +20,9 @@ from zjournal.journal.chain import Head
 from zjournal.journal.segments import Bare
 
 SEQ_MAX = (1 << 63) - 1
-UNPACKED_MAX = 8  # segments that are kept as they were unpacked
+UNPACKED_MAX = 8  # segments that are kept as they were unpacked,
+UNPACKED_BYTES_MAX = 32 << 20  # and no more than this of them
+FACT_BYTES = 500  # of an unpacked fact beside its body and payload, about
 
 _BARE = "seq, time, tag, version, body, payload, payload_sha"
 
@@ -38,10 +40,12 @@ class Unpacked:
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, list[Bare]] = OrderedDict()
+        self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
+        self.erasures = 0  # how often it was cleared
 
-    def facts(self, first: int, last: int, data: bytes) -> list[Bare]:
-        """The facts of a segment. Raises DamagedSegment."""
+    def facts(self, first: int, last: int, data: bytes, erasures: int | None = None) -> list[Bare]:
+        """The facts of a segment. Raises DamagedSegment. They are not remembered if it was cleared since `erasures`."""
         with self._lock:
             known = self._known.get(data)
         if known is None:
@@ -49,16 +53,26 @@ class Unpacked:
                 known = segments.unpack(data, first, last)
             except ValueError as error:
                 raise DamagedSegment(first, str(error)) from None
+            size = sum(FACT_BYTES + len(fact.body) + len(fact.payload or b"") for fact in known)
             with self._lock:
-                self._known[data] = known
-                if len(self._known) > UNPACKED_MAX:
-                    self._known.popitem(last=False)
+                if erasures in (None, self.erasures) and size <= UNPACKED_BYTES_MAX:
+                    self._known[data], self._sizes[data] = known, size
+                while len(self._known) > UNPACKED_MAX or sum(self._sizes.values()) > UNPACKED_BYTES_MAX:
+                    del self._sizes[self._known.popitem(last=False)[0]]
         return known
 
+    @property
+    def bytes(self) -> int:
+        """What is kept takes about so many."""
+        with self._lock:
+            return sum(self._sizes.values())
+
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything, after an erasure."""
         with self._lock:
             self._known.clear()
+            self._sizes.clear()
+            self.erasures += 1
 
 
 def head(db: sqlite3.Connection) -> int:
@@ -80,6 +94,7 @@ class Found(NamedTuple):
     tags: tuple[str, ...]
     segments: list[tuple[int, int, bytes]]  # first, last, data
     rows: list[tuple]
+    erasures: int | None = None  # of the memory, before the transaction saw anything: later ones concern what it saw
 
 
 def find(
@@ -114,9 +129,20 @@ def find(
 def facts(found: Found, unpacked: Unpacked) -> Iterator[Bare]:
     """What was found, in order, without links. Raises DamagedSegment."""
     for first, last, data in found.segments:
-        inside = unpacked.facts(first, last, data)[max(found.after + 1 - first, 0) : found.upto + 1 - first]
+        known = unpacked.facts(first, last, data, found.erasures)
+        inside = known[max(found.after + 1 - first, 0) : found.upto + 1 - first]
         yield from (fact for fact in inside if not found.tags or fact.tag in found.tags)
     yield from (Bare(*row) for row in found.rows)
+
+
+def weighed(found: Found, unpacked: Unpacked) -> Iterator[tuple[Bare, float]]:
+    """As `facts`, each with the bytes that erasing its payload gives back, about. Raises DamagedSegment."""
+    for first, last, data in found.segments:
+        whole = unpacked.facts(first, last, data, found.erasures)
+        sizes = {fact.seq: size for fact, size in zip(whole, segments.weights(whole), strict=True)}
+        part = found._replace(segments=[(first, last, data)], rows=[])
+        yield from ((fact, sizes[fact.seq]) for fact in facts(part, unpacked))
+    yield from ((fact, len(fact.payload or b"")) for fact in (Bare(*row) for row in found.rows))
 
 
 def page(
@@ -187,11 +213,11 @@ def _head_before(db: sqlite3.Connection, last: int, genesis: Head) -> Head:
 # --- for the writer -----------------------------------------------------------------------------------
 
 
-def seal(db: sqlite3.Connection, limit: int, genesis: Head) -> int:
+def seal(db: sqlite3.Connection, limit: int, genesis: Head, *, fresh: bool = False) -> int:
     """Moves the oldest rows, at most `limit`, into the last segment, and into new ones once that is full.
 
-    Returns how many. Raises ValueError, and must be rolled back, when a row is not what its link says: what is damaged
-    stays where it is.
+    With `fresh` one that is not full stays as it is as well, which takes less time and more room. Returns how many.
+    Raises ValueError, and must be rolled back, when a row is not what its link says: what is damaged stays where it is.
     """
     rows = db.execute(f"SELECT {chain.COLUMNS} FROM event ORDER BY seq LIMIT ?", (limit,)).fetchall()
     if not rows:
@@ -201,17 +227,21 @@ def seal(db: sqlite3.Connection, limit: int, genesis: Head) -> int:
     before = genesis
     if last is not None:
         before = Head(last[1], last[2], 0)
-        facts = segments.unpack(last[3], last[0], last[1])
+        fresh = fresh or last[1] - last[0] + 1 >= segments.FACTS_MAX
+        facts = [] if fresh else _unpacked(last[0], last[1], last[3])
     links = {before.seq: before.link}
     for row in rows:
         if reason := chain.fault_of(row, before):
             raise ValueError(f"fact {row[0]}: {reason}")
         before = chain.head_of(row)
         links[before.seq] = before.link
-    facts += (Bare(*row[:7]) for row in rows)
-    if last is not None:
-        db.execute("DELETE FROM segment WHERE last = ?", (last[1],))
-    for group in _groups(facts):
+    old, facts = facts, [*facts, *(Bare(*row[:7]) for row in rows)]
+    groups = list(_groups(facts))
+    if old and groups[0][-1].seq < old[-1].seq:  # it was filled when the limits were other ones
+        links |= {row[0]: row[-1] for row in segments.linked(old, _head_before(db, old[-1].seq, genesis).link)}
+    if old:
+        db.execute("DELETE FROM segment WHERE last = ?", (old[-1].seq,))
+    for group in groups:
         _insert(db, group, links[group[-1].seq])
     db.execute("DELETE FROM event WHERE seq <= ?", (rows[-1][0],))
     return len(rows)
@@ -235,10 +265,18 @@ def _insert(db: sqlite3.Connection, facts: list[Bare], link: bytes) -> None:
     db.execute("INSERT INTO segment (last, first, link, tags, data) VALUES (?, ?, ?, ?, ?)", values)
 
 
-def erase_payloads(db: sqlite3.Connection, numbers: Collection[int]) -> None:
-    """Takes the payloads of these facts away, and leaves their digests."""
+def erase_payloads(db: sqlite3.Connection, numbers: Collection[int]) -> int:
+    """Takes the payloads of these facts away, and leaves their digests.
+
+    Returns the bytes that went: of a segment those by which it became shorter, which may be fewer than none, for a
+    digest takes more room there than a few tokens.
+    """
     limit = sealed(db)
-    db.executemany("UPDATE event SET payload = NULL WHERE seq = ?", [(seq,) for seq in numbers if seq > limit])
+    freed = 0
+    for seq in (seq for seq in numbers if seq > limit):
+        query = "SELECT coalesce(length(payload), 0) FROM event WHERE seq = ?"
+        freed += db.execute(query, (seq,)).fetchone()[0]
+        db.execute("UPDATE event SET payload = NULL WHERE seq = ?", (seq,))
 
     def segment_of(seq: int) -> int:
         return db.execute("SELECT min(last) FROM segment WHERE last >= ?", (seq,)).fetchone()[0]
@@ -246,8 +284,19 @@ def erase_payloads(db: sqlite3.Connection, numbers: Collection[int]) -> None:
     for last, group in groupby(sorted(seq for seq in numbers if seq <= limit), key=segment_of):
         gone = set(group)
         first, data = db.execute("SELECT first, data FROM segment WHERE last = ?", (last,)).fetchone()
-        facts = [_without(fact) if fact.seq in gone else fact for fact in segments.unpack(data, first, last)]
-        db.execute("UPDATE segment SET data = ? WHERE last = ?", (segments.pack(facts), last))
+        facts = [_without(fact) if fact.seq in gone else fact for fact in _unpacked(first, last, data)]
+        packed = segments.pack(facts)
+        db.execute("UPDATE segment SET data = ? WHERE last = ?", (packed, last))
+        freed += len(data) - len(packed)
+    return freed
+
+
+def _unpacked(first: int, last: int, data: bytes) -> list[Bare]:
+    """The facts of a segment's row. Raises DamagedSegment."""
+    try:
+        return segments.unpack(data, first, last)
+    except ValueError as error:
+        raise DamagedSegment(first, str(error)) from None
 
 
 def _without(fact: Bare) -> Bare:

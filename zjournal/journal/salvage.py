@@ -10,6 +10,7 @@ The damaged journal is read and not changed. Nothing that cannot be read stops t
 from __future__ import annotations
 
 import hmac
+import os
 import shutil
 import sqlite3
 from collections import Counter
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from zjournal.errors import OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, segments
+from zjournal.journal import chain, content, database, datadir, headfile, segments, wal
 from zjournal.journal.database import Identity
 from zjournal.journal.events import Fact, PayloadErased, RequestAccepted, decode_body
 from zjournal.journal.log import Journal
@@ -78,8 +79,9 @@ def salvage(data_dir: Path, out: Path) -> Salvaged:
         taken = part if part.exists() else out
         raise OutputFault(f"{taken}: exists already and is not empty; name another directory")
     source = None
+    cut = out.with_name(out.name + ".source")
     try:
-        source = _Source(path)
+        source = _Source(path, _uncut(path, cut))
         datadir.prepare(part)
         done = _copy(source, part)
         report = verify(part)
@@ -92,7 +94,31 @@ def salvage(data_dir: Path, out: Path) -> Salvaged:
         if source is not None:
             source.close()
         shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(cut, ignore_errors=True)
     return msgspec.structs.replace(done, path=str(out))
+
+
+def _uncut(path: Path, folder: Path) -> Path:
+    """The file itself, or where its end was cut off a copy in the new `folder` in which empty pages take its place.
+
+    SQLite reads nothing at all of a file that has fewer pages than its header says.
+    """
+    header = database.header(path, path.stat())
+    page = int.from_bytes(header[16:18])
+    wanted = int.from_bytes(header[28:32]) * (page if page > 1 else 1 << 16)
+    if path.stat().st_size >= wanted:
+        return path
+    if folder.exists():
+        raise OutputFault(f"{folder}: exists already; name another directory")
+    datadir.prepare(folder)
+    for suffix in ("", "-wal"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            shutil.copyfile(beside, folder / beside.name)
+    copy = folder / path.name
+    os.truncate(copy, wanted)
+    copy.chmod(datadir.FILE_MODE)
+    return copy
 
 
 class _Content(NamedTuple):
@@ -109,10 +135,13 @@ class _Content(NamedTuple):
 class _Source:
     """A damaged journal, read as far as that goes."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises JournalFault when the identity is lost, without which no link can be proved."""
+    def __init__(self, path: Path, readable: Path) -> None:
+        """`readable` is the file that is read for `path`.
+
+        Raises JournalFault when the identity is lost, without which no link can be proved.
+        """
         self.path = path
-        self._db = database.connect_reader(path)
+        self._db = database.connect_reader(readable)
         try:
             self.identity = database.identity(self._db, path)
         except sqlite3.Error as error:
@@ -123,6 +152,7 @@ class _Source:
             raise
         self._db.text_factory = lambda raw: raw.decode(errors="replace")
         self.witness = headfile.read(path.parent)
+        self.log = wal.extent(readable.with_name(readable.name + "-shm"))
         known = [self._all(query) for query in ("SELECT max(seq) FROM event", "SELECT max(last) FROM segment")]
         self.sealed = known[1][0][0] or 0 if known[1] else 0
         last = known[0][0][0] or 0 if known[0] else 0
@@ -274,7 +304,10 @@ def _copy(source: _Source, part: Path) -> Salvaged:
     if not reason and source.last > walk.head.seq:
         reason = f"facts {walk.head.seq + 1} to {source.last} cannot be read"
     if not reason and source.witness is not None:
-        reason = headfile.fault_of(source.witness, source.identity.id, walk.head.seq, _link(source, walk)) or ""
+        reason = headfile.log_fault_of(source.witness, source.log) or ""
+        reason = reason or (
+            headfile.fault_of(source.witness, source.identity.id, walk.head.seq, _link(source, walk)) or ""
+        )
     return Salvaged(
         source=str(source.path),
         path=str(part),

@@ -25,6 +25,7 @@ LEVEL = 15
 FACTS_MAX = 2_048  # in one segment
 BYTES_MAX = 8 << 20  # of bodies and payloads in one segment, so that an erasure does not rewrite more
 PLAIN_BYTES_MAX = 64 << 20  # of one segment unpacked: a fact may have a body and a payload of 16 MiB each
+SHA_BYTES = 32
 HEX = 32  # digits in the name of a response
 _NAME = re.compile(rb"[a-z]+[-_][0-9a-f]{%d}" % HEX)
 
@@ -77,8 +78,8 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
 def pack(facts: Sequence[Bare]) -> bytes:
-    """Facts in order, at most FACTS_MAX, as one zstd frame."""
-    assert 0 < len(facts) <= FACTS_MAX, len(facts)
+    """Facts in order, as one zstd frame. How many is for the caller to say: one that loses payloads is packed again."""
+    assert facts
     kinds = list(dict.fromkeys(f"{fact.tag}.{fact.version}" for fact in facts))
     index = {kind: place for place, kind in enumerate(kinds)}
     kind = bytes(index[f"{fact.tag}.{fact.version}"] for fact in facts)
@@ -125,18 +126,41 @@ def unpack(data: bytes, first: int, last: int) -> list[Bare]:
     return _facts(packed, first)
 
 
+def weights(facts: Sequence[Bare]) -> list[float]:
+    """By how many bytes their segment becomes shorter, about, when the payload of each of its facts is erased.
+
+    Its digest takes its place, so it may be fewer than none.
+    """
+    payloads = b"".join(fact.payload[chain.SALT_BYTES :] for fact in facts if fact.payload is not None)
+    low, high = _split_payloads(payloads)
+    share = len(zstandard.ZstdCompressor().compress(low + high)) / max(len(payloads), 1)
+    last: dict[bytes, bytes] = {}
+    found: list[float] = []
+    for fact in facts:
+        if fact.payload is None:
+            found.append(0.0)
+            continue
+        whose, salt = _whose(fact.body), fact.payload[: chain.SALT_BYTES]
+        stored = 0 if whose in last and chain.next_salt(last[whose]) == salt else chain.SALT_BYTES
+        last[whose] = salt
+        found.append(share * (len(fact.payload) - chain.SALT_BYTES) + stored - SHA_BYTES)
+    return found
+
+
 def _facts(packed: _Packed, first: int) -> list[Bare]:
     order = _grouped(packed.kind)
     bodies = _with_names(packed)
     bare = [max(size - chain.SALT_BYTES, 0) for size in packed.payload_sizes]
     payloads = _cut(_joined_payloads(packed.low, packed.high, sum(bare)), bare)
     salts = _with_salts(packed, bodies)
-    gone = _cut(packed.gone, [32 if size < 0 else 0 for size in packed.payload_sizes])
+    gone = _cut(packed.gone, [SHA_BYTES if size < 0 else 0 for size in packed.payload_sizes])
     sizes_fit = all(size in (-1, 0) or size > chain.SALT_BYTES for size in packed.payload_sizes)
     if not sizes_fit or any(place >= len(packed.kinds) for place in packed.kind):
         raise ValueError("its columns do not fit together")
     times = list(accumulate(packed.times))
     names = [_split(kind) for kind in packed.kinds]
+    if not all(0 <= time < 1 << 63 for time in times) or not all(version < 1 << 32 for _, version in names):
+        raise ValueError("a version or a time in it is out of range")
     facts: list[Bare | None] = [None] * len(order)
     for at, place in enumerate(order):
         size = packed.payload_sizes[at]
@@ -197,6 +221,8 @@ def _with_names(packed: _Packed) -> list[bytes]:
             parts += (packed.bodies[at : at + before], name)
             at += before
             left -= before + len(name)
+            if left < 0:
+                raise ValueError("its bodies do not fit together")
         parts.append(packed.bodies[at : at + max(left, 0)])
         at += left
         bodies.append(b"".join(parts))

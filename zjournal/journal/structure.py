@@ -12,8 +12,12 @@ import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from zjournal.journal import database
 from zjournal.journal.reader import Pace, Reader
 
+MIGRATIONS = "_sqlite_migrations"
+STEPS = [("zjournal", "m0001_journal")]  # of the schema, in order
+LITESTREAM = ("_litestream_seq", "_litestream_lock")
 _CALL = re.compile(r"\bsubstr\(")  # the only function in them
 TABLES = ("content", "session", "turn")  # those with indexes; the few rows of the others are read whole
 
@@ -23,6 +27,33 @@ class _Index(NamedTuple):
     name: str
     terms: tuple[str, ...]  # columns, and expressions in which `{row}` stands before each column
     where: str  # of a partial index, else "1"
+
+
+def schema_fault(reader: Reader) -> str | None:
+    """The first table, index, trigger or view that is not ours, is missing or was changed; None if there is none."""
+    own = database.own_schema()
+    with reader.transaction() as db:
+        found = {
+            (kind, name): sql for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY 2")
+        }
+        steps = db.execute("SELECT migration_set, name FROM _sqlite_migrations ORDER BY id").fetchall()
+    for (kind, name), sql in found.items():
+        if (kind, name) not in own and not _of_a_known_program(kind, name):
+            return f"there is {'an' if kind == 'index' else 'a'} {kind} {name!r} in it that is not of zjournal"
+        # The library that keeps the list of steps makes its table as it likes.
+        if (kind, name) in own and MIGRATIONS not in name and sql != own[kind, name]:
+            return f"{kind} {name} is not as zjournal makes it"
+    for kind, name in own.keys() - found.keys():
+        if MIGRATIONS not in name:
+            return f"{kind} {name} is missing"
+    if steps != STEPS:
+        return f"table {MIGRATIONS} lists other steps than those of this schema: {steps}"
+    return None
+
+
+def _of_a_known_program(kind: str, name: str) -> bool:
+    """What Litestream and SQLite's ANALYZE keep in a database: tables that change nothing in ours."""
+    return kind == "table" and (name in LITESTREAM or name.startswith("sqlite_stat"))
 
 
 def whole_fault(reader: Reader) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from zjournal.journal import chain, content, rows
 from zjournal.journal.chain import TAGS, Head
-from zjournal.journal.events import AnyEvent, Fact, Recorded, RequestAccepted, encode_body
+from zjournal.journal.events import AnyEvent, Fact, Recorded, RequestAccepted, SessionOpened, encode_body
 from zjournal.journal.projections import BY_RESPONSE, effects
 from zjournal.journal.segments import Bare
 
@@ -46,6 +46,7 @@ class Transaction:
         self._salt_of = salt_of
         self._rows: list[chain.Row] = []
         self._folded = 0  # this many of `recorded` are in the tables
+        self._unfolded: set[str] = set()  # turns and sessions that `recorded` makes, and the tables do not have yet
         self._gone: set[int] = set()
         self._unpacked = rows.Unpacked()
 
@@ -55,8 +56,11 @@ class Transaction:
         self.flush()
         return self.head.seq
 
-    def add(self, facts: Sequence[Fact], now: int) -> None:
-        """Chains facts and stores their contents; the rows wait for `flush`. `now` in microseconds."""
+    def add(self, facts: Sequence[Fact], now: int, *, placed: bool = False) -> None:
+        """Chains facts and stores their contents; the rows wait for `flush`. `now` in microseconds.
+
+        `placed`: the caller has looked by itself whether what a request continues is there.
+        """
         seq, previous, last = self.head.seq, self.head.link, self.head.time
         time = max(now, last)
         for fact in facts:
@@ -70,7 +74,11 @@ class Transaction:
                 payload = self._salt_of(fact.event) + fact.payload
                 payload_sha = hashlib.sha256(payload).digest()
             if isinstance(fact.event, RequestAccepted):
-                self._check_place(fact.event)
+                if not placed:
+                    self._check_place(fact.event)
+                self._unfolded.add(fact.event.response)
+            elif isinstance(fact.event, SessionOpened):
+                self._unfolded.add(fact.event.session)
             if fact.contents or content.references(fact.event):
                 content.hold(self.db, self._packer, fact, self._secret_of(fact.event.tenant), self._plains)
             previous = chain.link(previous, seq, tag, version, time, body, payload_sha)
@@ -86,19 +94,28 @@ class Transaction:
         """Takes the payloads of these facts away before the end of the transaction: of many facts at once."""
         self._gone.update(numbers)
 
+    def flush_erased(self) -> int:
+        """Takes them away now; returns the bytes that went."""
+        self.flush()
+        freed = rows.erase_payloads(self.db, self._gone)
+        self._gone.clear()
+        return freed
+
     def _check_place(self, accepted: RequestAccepted) -> None:
         """Raises ParentErased: a prompt must not hold, nor a chain need, what a deletion promised to remove."""
-        parent = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 1"
-        if accepted.parent and self.db.execute(parent, (accepted.parent, accepted.parent)).fetchone():
+        # What is deleted and erased has no row any more, so that none is as good as an erased one.
+        parent = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 0"
+        known = not accepted.parent or accepted.parent in self._unfolded
+        if not known and not self.db.execute(parent, (accepted.parent, accepted.parent)).fetchone():
             raise ParentErased(accepted.parent)
-        session = "SELECT 1 FROM session WHERE session = ? AND deleted = 1"
-        if accepted.session and self.db.execute(session, (accepted.session,)).fetchone():
+        session = "SELECT 1 FROM session WHERE session = ? AND deleted = 0"
+        known = not accepted.session or accepted.session in self._unfolded
+        if not known and not self.db.execute(session, (accepted.session,)).fetchone():
             raise ParentErased(accepted.session)
 
     def finish(self) -> None:
         """What is left to do before the commit."""
-        self.flush()
-        rows.erase_payloads(self.db, self._gone)
+        self.flush_erased()
 
     def flush(self) -> None:
         """Writes the waiting rows and carries them into the projections."""
@@ -107,3 +124,4 @@ class Transaction:
         for sql, values in effects(self.recorded[self._folded :]):
             self.db.execute(sql, values)
         self._folded = len(self.recorded)
+        self._unfolded.clear()

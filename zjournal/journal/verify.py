@@ -1,8 +1,9 @@
 """Verification: walks the journal and proves it, or names the first break. Read-only, beside a running server too.
 
-In order: SQLite's own structure, the chain with its payloads, the head outside the database, tenants and contents,
-reference counts, and the projections, compared with a fold of the facts into an empty database. Everything is read in
-short pages. A writer may go on meanwhile: with each page comes the head it was read at, and the fold follows to there.
+In order: SQLite's own structure and that nothing foreign is in it, the chain with its payloads, the head outside the
+database, tenants and contents, reference counts, and the projections, compared with a fold of the facts into an empty
+database. Everything is read in short pages. A writer may go on meanwhile: with each page comes the head it was read
+at, and the fold follows to there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, datadir, headfile, rows, structure
+from zjournal.journal import chain, content, datadir, headfile, rows, structure, wal
 from zjournal.journal.chain import Head
 from zjournal.journal.events import NewerEvent, PayloadErased, Recorded, tag_of
 from zjournal.journal.projections import INDEXES, SESSION_COLUMNS, TURN_COLUMNS, effects
@@ -152,10 +153,15 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
     walk.witness = headfile.read(reader.path.parent) if reader.head else None
     served = datadir.owner(reader.path.parent) is not None
     structure_fault = None if served else structure.whole_fault(reader)
+    structure_fault = structure_fault or structure.schema_fault(reader)
     if structure_fault:
         raise _Broken("file", structure_fault)
     with _lenient(reader) as db:
+        log = wal.extent(reader.path.with_name(reader.path.name + "-shm"))
         total = rows.head(db) + db.execute("SELECT coalesce(max(id), 0) FROM content").fetchone()[0]
+    reason = walk.witness and headfile.log_fault_of(walk.witness, log)
+    if reason:
+        raise _Broken("head", reason)
     while page := _page(reader, walk.head):
         _fold(walk, page)
         progress(walk.head.seq, max(total, walk.head.seq))

@@ -12,16 +12,21 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from zjournal.config import show_size
 from zjournal.journal import database, holders
+from zjournal.journal.headfile import NO_LOG, Extent
 from zjournal.journal.holders import Holder
 from zjournal.journal.reader import READ_S_MAX
 
 OWN, EXTERNAL = "own", "external"  # who empties the log
-CHECKPOINT_BYTES = 4 << 20  # from here on the log is emptied when nobody is in the way
-PATIENT_BYTES = 16 << 20  # from here on the writer waits for readers
+# From here on the log is emptied when nobody is in the way. The commit behind that waits as long as for several others,
+# so it comes after some hundred full groups, not after every hundredth: the p99 of a wait must not have it in it.
+CHECKPOINT_BYTES = 12 << 20
+PATIENT_BYTES = 24 << 20  # from here on the writer waits for readers
 LOG_BYTES_MAX = 64 << 20  # the log stays below this, but for foreign readers and single commits that are larger
 REFUSE_BYTES = 1 << 30  # from here on new requests are refused
 STEP_BYTES = 1 << 20  # growth after which a checkpoint is tried again
@@ -31,15 +36,24 @@ PATIENCE_MS = int(READ_S_MAX * 2_000) + 100
 PATIENT_EVERY_US = 10_000_000  # so that a reader that never ends costs the writer a sixteenth of its time
 OWED_EVERY_US = 200_000
 
+_INDEX = struct.Struct("=I8xBx2xI12x8s8x")  # version, whether it is ready, pages, salts
+_INDEX_VERSION = 3_007_000
+
 _log = logging.getLogger(__name__)
 
 
 class Log:
     """The log of an open journal. `size`, `blocker` and `refusal` from any thread; the rest is the writer's."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path, own: bool, refuse_bytes: int) -> None:
-        """`db` is the writer's connection to the database at `path`; it does no checkpoints by itself from here on."""
+    def __init__(
+        self, db: sqlite3.Connection, path: Path, own: bool, refuse_bytes: int, before: Callable[[], None]
+    ) -> None:
+        """`db` is the writer's connection to the database at `path`; it does no checkpoints by itself from here on.
+
+        `before` is called before each of ours.
+        """
         self._db = db
+        self._before = before
         self._log_path = path.with_name(path.name + "-wal")
         self._index_path = path.with_name(path.name + "-shm")
         self._own = own
@@ -61,6 +75,11 @@ class Log:
             return self._stat().st_size
         except OSError:
             return 0
+
+    @property
+    def extent(self) -> Extent:
+        """How much of it is committed."""
+        return extent(self._index_path)
 
     @property
     def refusal(self) -> str | None:
@@ -113,6 +132,7 @@ class Log:
 
     def _try(self, size: int, now_us: int, patient: bool) -> None:
         self._tried_us = now_us
+        self._before()
         before = holders.holding(self._index_path) if patient else {}
         if self._truncate(PATIENCE_MS if patient else 0):
             if self.blocker is not None:
@@ -162,6 +182,21 @@ class Log:
 
     def _stat(self) -> os.stat_result:
         return self._log_path.stat()
+
+
+def extent(index_path: Path) -> Extent:
+    """What the log's index (`-shm`) says of a log that this process has open; NO_LOG where nothing is known.
+
+    The index is SQLite's own, in the byte order of the machine, and stands there twice.
+    """
+    try:
+        data = database.held_bytes(index_path.stat(), 2 * _INDEX.size)
+    except OSError:
+        return NO_LOG
+    if data is None or len(data) < 2 * _INDEX.size or data[: _INDEX.size] != data[_INDEX.size :]:
+        return NO_LOG
+    version, ready, pages, salts = _INDEX.unpack_from(data)
+    return Extent(salts, pages) if version == _INDEX_VERSION and ready else NO_LOG
 
 
 def _due(now_us: int, last_us: int, every_us: int) -> bool:

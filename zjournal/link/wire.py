@@ -15,7 +15,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 FRAME_BYTES_MAX = 64 << 20  # a 200,000-token prompt is 0.8 MB
+ID_BYTES = 4
 _LENGTH = struct.Struct("<I")
+_OWN = struct.Struct("<fI")  # of a sampled id: its logprob, and how many alternatives follow
+_ALTERNATIVE = struct.Struct("<If")
 
 
 # --- API to engine ------------------------------------------------------------------------------------
@@ -24,9 +27,9 @@ _LENGTH = struct.Struct("<I")
 class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=True):
     """The first message: which model to load and within which limits."""
 
-    model: str  # path of a GGUF file, or of the JSON of a scripted model
+    model: str  # path of a GGUF file or a Hugging Face folder, or of the JSON of a scripted model
     scripted: bool = False
-    tokenizer: str = ""  # path of the GGUF with the tokenizer; "": the model's own. A scripted model needs one
+    tokenizer: str = ""  # path of the model with the tokenizer; "": the model's own. A scripted model needs one
     weights: str = "file"  # file: as stored in the GGUF; fp32: expanded
     device: str = "cpu"
     threads: int = 0  # 0: all cores
@@ -37,6 +40,7 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     queue_max: int = 1024  # requests that wait; one more is refused
     speculation: int = 0  # most tokens drafted for one step of a request; 0: none
     rope: str = ""  # RoPE scaling in place of the model's own, "": the model's own
+    cache_dir: str = ""  # where checksums of weights are remembered; "": nowhere
     end_tokens: tuple[int, ...] = ()
     log_level: str = "info"
     log_format: str = "text"  # text or json
@@ -107,12 +111,17 @@ class Loading(msgspec.Struct, frozen=True, tag_field="t", tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="t", tag="ready", kw_only=True):
-    """The model is loaded. `fingerprint` covers weights, RoPE, KV dtype, layout and the kernels' numerics."""
+    """The model is loaded. `fingerprint` covers weights, RoPE, KV dtype, layout and the kernels' numerics.
+
+    `parts` tells what it is made of, each part by a short digest or a name, so that of two fingerprints can be said
+    in what they differ.
+    """
 
     fingerprint: str
     kernels: str  # for people: "c avx512", "torch (no C compiler at install)"
     context: int
     kv_tokens: int  # capacity of the KV pool, in tokens
+    parts: dict[str, str] = {}
 
 
 class Broken(msgspec.Struct, frozen=True, tag_field="t", tag="broken"):
@@ -187,6 +196,11 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     kv_blocks: int
     kv_blocks_free: int
     states: int  # resident terminal states
+    # Since the start of the engine:
+    preemptions: int = 0
+    recomputed: int = 0  # tokens that were computed again after a preemption
+    drafted: int = 0  # tokens that were guessed, and of those the ones that proved right
+    accepted: int = 0
 
 
 ToEngine = Start | Generate | Cancel | Committed | Forget | Stop
@@ -241,3 +255,46 @@ def unpack_ids(data: bytes) -> Sequence[int]:
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tolist()
+
+
+def pack_logprobs(own: float, alternatives: Sequence[tuple[int, float]]) -> bytes:
+    """What Tokens.logprobs holds for one id: its own logprob, and pairs of id and logprob."""
+    flat = [value for pair in alternatives for value in pair]
+    return struct.pack("<fI" + "If" * len(alternatives), own, len(alternatives), *flat)
+
+
+def unpack_logprobs(one: bytes) -> tuple[float, list[tuple[int, float]]]:
+    """The inverse of pack_logprobs."""
+    own, _ = _OWN.unpack_from(one)
+    return own, list(_ALTERNATIVE.iter_unpack(one[_OWN.size :]))
+
+
+def cut_logprobs(data: bytes, count: int) -> list[bytes]:
+    """The logprobs of `count` ids, each as pack_logprobs made them. Raises ValueError when `data` is not that."""
+    found: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        if len(data) - at < _OWN.size:
+            raise ValueError("the logprobs are cut off")
+        end = at + _OWN.size + _OWN.unpack_from(data, at)[1] * _ALTERNATIVE.size
+        if end > len(data):
+            raise ValueError("the logprobs are cut off")
+        found.append(data[at:end])
+        at = end
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes follow the logprobs")
+    return found
+
+
+def pack_sampled(ids: Sequence[int], logprobs: Sequence[bytes]) -> bytes:
+    """Sampled ids as the journal keeps them; behind them their logprobs, where they were asked for."""
+    assert len(logprobs) in (0, len(ids)), (len(ids), len(logprobs))
+    return pack_ids(ids) + b"".join(logprobs)
+
+
+def unpack_sampled(data: bytes, count: int) -> tuple[Sequence[int], list[bytes]]:
+    """The inverse of pack_sampled for `count` ids. Raises ValueError when `data` does not hold them."""
+    ids = data[: ID_BYTES * count]
+    if len(ids) != ID_BYTES * count:
+        raise ValueError("the token ids are cut off")
+    return unpack_ids(ids), cut_logprobs(data[len(ids) :], count if len(data) > len(ids) else 0)

@@ -32,6 +32,7 @@ TURN_BYTES = 1_000  # of a remembered turn beside its texts and token ids, about
 CHAIN_TURNS_MAX = 10_000
 OPENING_ITEMS = 2  # by which a new conversation finds one that began alike
 OPENINGS_BYTES_MAX = 1 << 20
+OPENINGS_MAX = 1_024
 OPENING_BYTES = 200  # of a remembered one, about
 
 Decoders = Mapping[str, Callable[[bytes], Sequence[ask.Item]]]  # protocol to what reads the items of a body
@@ -112,7 +113,7 @@ class Chains:
         self._decoders = decoders
         self._known: Memory[_Known] = Memory(CACHED_BYTES_MAX // 2)
         self._items: Memory[tuple[ask.Item, ...]] = Memory(CACHED_BYTES_MAX // 2)
-        self._openings: Memory[bytes] = Memory(OPENINGS_BYTES_MAX)
+        self._openings: Memory[bytes] = Memory(OPENINGS_BYTES_MAX, OPENINGS_MAX)
 
     def place(self, request: ask.Ask, tenant: str) -> Place:
         """Resolves a request. Raises PreviousResponseNotFound, or BadRequest for a turn that cannot be continued.
@@ -218,7 +219,7 @@ class Chains:
             yield
         except errors.JournalFault:
             now = self._journal.turn(turn.response)
-            if now is not None and now.erased:
+            if now is None or now.erased:
                 raise ParentErased(turn.response) from None
             raise
 

@@ -7,6 +7,7 @@ are read again, and proved again, when they are written down. Whatever is wrong 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from zjournal import ask
 from zjournal.dialects.prompt import Span
 from zjournal.errors import ImportFault
 from zjournal.journal import chain, content, events
-from zjournal.sessions import transfer
+from zjournal.link import wire
+from zjournal.sessions import sampling, transfer
 from zjournal.sessions.transfer import Content, End, Engine, Header, Line
 
 FACTS_MAX = 1 << 18
@@ -27,6 +29,8 @@ FACT_BYTES_MAX = 512 << 20  # of all lines of facts together: they are kept in m
 CONTENTS_MAX = 1 << 20
 ENGINES_MAX = 1 << 10
 LINE_BYTES_MAX = 2 * content.CONTENT_BYTES_MAX
+TOKENS_MAX = 1 << 24  # ids there can be
+PARTS_MAX, PART_CHARS_MAX = 64, 256  # of a fingerprint
 TEXT_CHARS_MAX = 1 << 16  # of a name or a message in a body
 NUMBER_MAX = (1 << 63) - 1
 PROTOCOLS = ("chat", "responses", "messages")
@@ -161,6 +165,9 @@ class Exported:
                 self._places[line.sha256] = (offset, length)
             case Engine():
                 self._know([sha for sha in (line.vocabulary, line.template) if sha], number)
+                longest = max((len(text) for part in line.parts for text in part), default=0)
+                if len(line.parts) > PARTS_MAX or longest > PART_CHARS_MAX:
+                    raise self.fault(f"line {number}: there are more parts of a fingerprint than there can be")
                 if line.namespace in self.engines or len(self.engines) >= ENGINES_MAX:
                     raise self.fault(f"line {number}: the namespace {line.namespace!r} has an engine already")
                 self.engines[line.namespace] = line
@@ -217,7 +224,7 @@ class Exported:
                 return (
                     self._wrong_acceptance(accepted, lines[0])
                     or self._wrong_prompt(rendered, lines[1])
-                    or _wrong_course(rest, rendered.count, lines[2:])
+                    or _wrong_course(rest, rendered.count, lines[2:], accepted.logprobs)
                 )
         return "it does not begin with its acceptance and its prompt"
 
@@ -226,12 +233,17 @@ class Exported:
             return f"the protocol {accepted.protocol!r} is unknown"
         if accepted.previous not in ("", accepted.parent):
             return "its previous response is not its parent"
+        if (name := sampling.wrong(accepted)) is not None:
+            return f"its {name} is out of range"
         if len(line.item_secret) != SHA_BYTES:
             return "it has no secret for its item ids"
         if not {"raw", "items"} <= line.contents.keys():
             return "its body is not in the file"
         try:
-            _decode_body(self.content(line.contents["raw"]))
+            raw = self.content(line.contents["raw"])
+            _decode_body(raw)
+            if len(sampling.logit_bias(raw)) != accepted.logit_bias:
+                return "its body has another number of biased tokens than it says"
             decode_items(self.content(line.contents["items"]))
         except UNREADABLE as error:
             return f"its body cannot be read ({error})"
@@ -330,8 +342,21 @@ def _wrong(line: Line) -> str | None:
     return None
 
 
-def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line]) -> str | None:
-    """Why these cannot follow acceptance and prompt."""
+def _holds(payload: bytes | None, count: int, logprobs: int) -> bool:
+    """Whether a payload holds `count` tokens, each with at most so many alternatives; with -1 without logprobs."""
+    try:
+        _, entries = wire.unpack_sampled(payload or b"", count)
+    except ValueError:
+        return False
+    for own, others in map(wire.unpack_logprobs, entries):
+        sound = math.isfinite(own) and all(math.isfinite(value) and token < TOKENS_MAX for token, value in others)
+        if not sound or len(others) > logprobs:
+            return False
+    return len(entries) == (count if logprobs >= 0 else 0)
+
+
+def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line], logprobs: int) -> str | None:
+    """Why these cannot follow acceptance and prompt. `logprobs` as asked for."""
     position = 0
     if not rest or not isinstance(rest[-1], ENDS):
         return "it has not ended"
@@ -346,7 +371,7 @@ def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line]) -
             case events.CacheMatched(cached=cached, prompt=told) if not 0 <= cached <= told == prompt:
                 return "its match with the cache does not fit its prompt"
             case events.TokensSampled(position=at, count=count):
-                if at != position or not count or line.payload is None or len(line.payload) != TOKEN_BYTES * count:
+                if at != position or not count or not _holds(line.payload, count, logprobs):
                     return "its tokens are not one run"
                 position += count
             case events.ResponseFinished(reason=reason, output=output):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from zjournal import ask
@@ -29,6 +30,7 @@ class Tail:
     def __init__(self) -> None:
         self.progress: ask.Progress | None = None
         self.ids: list[int] = []
+        self.logprobs: list[bytes] = []  # of each id, as in wire.Tokens, or empty if they were not asked for
         self.durable = 0  # tokens
         self.end: ask.Ended | ask.Broke | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -47,7 +49,11 @@ class Tail:
 
 
 class Reader:
-    """Token ids of one response to deltas: end tokens dropped, UTF-8 joined, stop strings cut, dialect parsed."""
+    """Token ids of one response to deltas: end tokens dropped, UTF-8 joined, stop strings cut, dialect parsed.
+
+    Logprobs come with the delta that the first byte of their token leads to, or with the next one behind that; so those
+    of end tokens and of what stands in a stop string are not told, as their text is not.
+    """
 
     def __init__(
         self, token_bytes: Callable[[int], bytes], parser: Parser, end_tokens: frozenset[int], stop: Sequence[str]
@@ -57,18 +63,55 @@ class Reader:
         self._stops = StopMatcher(tuple(text.encode() for text in stop))
         self._text = _Utf8()
         self._parser = parser
+        self._told = _Told()
 
-    def feed(self, token: int) -> list[ask.Delta]:
-        """The deltas that one more token completes; often none or one."""
+    def feed(self, token: int, logprobs: bytes = b"") -> list[ask.Delta]:
+        """The deltas that one more token completes; often none or one. `logprobs` of the token, as in wire.Tokens."""
         if token in self._end_tokens:
             return []
-        text = self._text.feed(self._stops.feed(self._token_bytes(token)))
-        return self._parser.feed(text) if text else []
+        data = self._token_bytes(token)
+        if logprobs:
+            self._told.add(len(data), self._named(data, logprobs))
+        seen = self._stops.feed(data)
+        text = self._text.feed(seen)
+        return self._told.join(len(seen), self._parser.feed(text) if text else [])
 
     def end(self) -> list[ask.Delta]:
         """The deltas that were held back for what might have followed."""
-        text = self._text.feed(self._stops.end()) + self._text.end()
-        return (self._parser.feed(text) if text else []) + self._parser.end()
+        seen = self._stops.end()
+        text = self._text.feed(seen) + self._text.end()
+        return self._told.join(len(seen), (self._parser.feed(text) if text else []) + self._parser.end(), last=True)
+
+    def _named(self, data: bytes, logprobs: bytes) -> ask.Logprob:
+        own, others = wire.unpack_logprobs(logprobs)
+        return ask.Logprob(data, own, tuple((self._token_bytes(other), value) for other, value in others))
+
+
+class _Told:
+    """Logprobs that wait for the text of their tokens."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, ask.Logprob]] = deque()  # with the place of the first byte
+        self._fed = 0  # bytes
+        self._seen = 0  # of them, known to stand before any stop string
+
+    def add(self, size: int, logprob: ask.Logprob) -> None:
+        """The next token has `size` bytes."""
+        self._waiting.append((self._fed, logprob))
+        self._fed += size
+
+    def join(self, seen: int, deltas: list[ask.Delta], last: bool = False) -> list[ask.Delta]:
+        """`seen` bytes more may be told, and these deltas tell of them; the first takes what has waited for it."""
+        self._seen += seen
+        if not self._waiting or not (deltas or last):
+            return deltas
+        ready: list[ask.Logprob] = []
+        while self._waiting and self._waiting[0][0] < self._seen:
+            ready.append(self._waiting.popleft()[1])
+        if not ready:
+            return deltas
+        first = deltas[0] if deltas else ask.TextDelta("")  # where a parser kept the text to itself
+        return [ask.TextDelta(first.text, (*first.logprobs, *ready)), *deltas[1:]]
 
 
 class _Utf8:
@@ -104,9 +147,10 @@ async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
             yield tail.progress
         visible = min(len(tail.ids), tail.durable + AHEAD_TOKENS)
         if at < visible:
-            token = tail.ids[at]
+            logprobs = tail.logprobs[at] if tail.logprobs else b""
+            deltas = reader.feed(tail.ids[at], logprobs)
             at += 1
-            for delta in reader.feed(token):
+            for delta in deltas:
                 yield delta
         elif tail.end is not None:
             for delta in reader.end():
@@ -133,7 +177,9 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
                 tail.progress = ask.Progress(cached=matched, prompt=rendered)
             case events.TokensSampled():
                 if record.payload is not None:
-                    tail.ids.extend(wire.unpack_ids(record.payload))
+                    ids, logprobs = wire.unpack_sampled(record.payload, record.event.count)
+                    tail.ids.extend(ids)
+                    tail.logprobs.extend(logprobs)
                 output += record.event.count
             case events.ResponseFinished(reason=reason):
                 assert reason in ("stop", "stop_string", "length", "cancelled"), reason
@@ -149,6 +195,7 @@ def without_end(tail: Tail) -> Tail:
     """Takes off the end token, by which a recorded response that ended with `stop` was ended."""
     if isinstance(tail.end, ask.Ended) and tail.end.reason == "stop" and tail.ids:
         tail.ids.pop()
+        del tail.logprobs[len(tail.ids) :]
         tail.durable = len(tail.ids)
     return tail
 
@@ -158,7 +205,9 @@ def ended_at(accepted: events.RequestAccepted, finished: events.ResponseFinished
     return accepted.created + (finished.queue_us + finished.prefill_us + finished.decode_us) // 1_000_000
 
 
-def read_text(ids: Sequence[int], reader: Reader) -> str:
-    """The visible text of a whole output."""
-    deltas = [delta for token in ids for delta in reader.feed(token)] + reader.end()
+def read_text(ids: Sequence[int], reader: Reader, logprobs: Sequence[bytes] = ()) -> str:
+    """The visible text of a whole output; with `logprobs` of each token these are read as well, and must be sound."""
+    told = logprobs or [b""] * len(ids)
+    deltas = [delta for token, known in zip(ids, told, strict=True) for delta in reader.feed(token, known)]
+    deltas += reader.end()
     return "".join(delta.text for delta in deltas)

@@ -51,6 +51,19 @@ def namespace(fingerprint: str, tenant: str) -> str:
     return hashlib.sha256(f"namespace\0{fingerprint}\0{tenant}".encode()).hexdigest()[:NAMESPACE_HEX]
 
 
+def salt(secret: bytes, tenant: str, cache_salt: str | None) -> str:
+    """What a fact has of a client's `cache_salt`; "" if it gave none."""
+    if cache_salt is None:
+        return ""
+    named = f"salt\0{tenant}\0{cache_salt}".encode(errors="surrogatepass")
+    return hmac.digest(secret, named, "sha256").hex()[:NAMESPACE_HEX]
+
+
+def kv_namespace(namespace: str, salt: str) -> str:
+    """The namespace for the engine: that of model and tenant, narrowed by the salt if there is one."""
+    return f"{namespace}.{salt}" if salt else namespace
+
+
 def call_key(secret: bytes, tenant: str, call_id: str) -> bytes:
     """What a fact names a tool call by, 16 bytes: the id is the client's word, and must not outlive its content."""
     return hmac.digest(secret, f"call\0{tenant}\0{call_id}".encode(errors="surrogatepass"), "sha256")[:CALL_KEY_BYTES]

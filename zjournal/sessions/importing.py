@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from zjournal.journal import chain, events
 from zjournal.journal.log import LOCAL_TENANT, SERVER_TENANT, Journal
 from zjournal.journal.projections import BY_RESPONSE
 from zjournal.journal.reader import Reader, Tenant
-from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.journal.transaction import Transaction
 from zjournal.link import wire
 from zjournal.sessions import follow, identity, transfer
 from zjournal.sessions.chain import stop_strings
@@ -33,6 +33,8 @@ from zjournal.sessions.record import pack
 from zjournal.sessions.transfer import Engine, Line
 from zjournal.sessions.vocabulary import Vocabulary
 
+ERASED = "{} was erased here, and its id cannot be used again"
+SESSION_DELETED = "the session {} was deleted here, and nothing can be added to it"
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as names of keys are
 
 
@@ -81,11 +83,12 @@ def _new_turns(journal: Journal, tenant: Tenant, file: Exported) -> dict[str, Tu
                 raise file.fault(f"{response} continues {parent}, which is neither before it in the file nor here")
             new[response] = turn
         elif here.erased:
-            raise file.fault(f"{response} was erased here, and its id cannot be used again")
+            raise file.fault(ERASED.format(response))
         elif here.finished_us is None:
             raise file.fault(f"{response} is running here")
         elif here.tenant != tenant.id or _digest(_lines_here(journal, response)) != _digest(turn.own):
             raise file.fault(f"the id {response} is taken here by another turn")
+    _refuse_gone(journal, file, new)
     opened = {line.body.session for line in file.lines if isinstance(line.body, events.SessionOpened)}
     for name in {turn.request.session for turn in new.values()}:
         session = journal.session(name)
@@ -94,8 +97,22 @@ def _new_turns(journal: Journal, tenant: Tenant, file: Exported) -> dict[str, Tu
         if session is not None and session.tenant != tenant.id:
             raise file.fault(f"the id {name} is taken here by another session")
         if session is not None and session.deleted:
-            raise file.fault(f"the session {name} was deleted here, and nothing can be added to it")
+            raise file.fault(SESSION_DELETED.format(name))
     return new
+
+
+def _refuse_gone(journal: Journal, file: Exported, new: Mapping[str, TurnLines]) -> None:
+    """Raises ImportFault for what was deleted and erased here: it has no row any more, and its facts still tell."""
+    if not new:
+        return
+    end = journal.head + 1
+    for fact in journal.before(end, events.PayloadErased):
+        if isinstance(fact.event, events.PayloadErased) and fact.event.response in new:
+            raise file.fault(ERASED.format(fact.event.response))
+    sessions = {turn.request.session for turn in new.values()}
+    for fact in journal.before(end, events.SessionDeleted):
+        if isinstance(fact.event, events.SessionDeleted) and fact.event.session in sessions:
+            raise file.fault(SESSION_DELETED.format(fact.event.session))
 
 
 def _lines_here(journal: Reader, response: str) -> list[Line]:
@@ -159,9 +176,7 @@ class _Writing:
             lines = list(self._carried(tx))
             tx.add([events.Fact(self._imported(lines))], tx.now)
             for line in lines:
-                tx.add([self._fact(line)], tx.now)
-        except ParentErased as erased:
-            raise self._file.fault(f"the turn {erased} that it continues was erased here") from None
+                tx.add([self._fact(line)], tx.now, placed=True)
         except sqlite3.IntegrityError:  # ids of responses are told apart by their beginning
             raise self._file.fault("an id in it begins like another one that is here") from None
 
@@ -170,6 +185,10 @@ class _Writing:
         for response in self._new:
             if tx.db.execute(f"SELECT 1 FROM turn WHERE {BY_RESPONSE}", (response, response)).fetchone():
                 raise self._file.fault(f"{response} came into the journal meanwhile; try again")
+        for response in {turn.request.parent for turn in self._new.values()} - self._new.keys() - self._file.erased:
+            alive = f"SELECT 1 FROM turn WHERE {BY_RESPONSE} AND erased = 0"
+            if response and tx.db.execute(alive, (response, response)).fetchone() is None:
+                raise self._file.fault(f"the turn {response} that it continues was erased here")
         for name in {turn.request.session for turn in self._new.values()}:
             row = tx.db.execute("SELECT tenant, deleted FROM session WHERE session = ?", (name,)).fetchone()
             if row is not None and row != (self._tenant.id, 0):
@@ -212,6 +231,7 @@ class _Writing:
             model=engine.model,
             fingerprint=engine.fingerprint,
             kernels=engine.kernels,
+            parts=engine.parts,
             **names,
         )
         return events.Fact(told, contents=contents)
@@ -228,7 +248,9 @@ class _Writing:
                 names, contents = self._store(self._tenant, {k: v for k, v in line.contents.items() if k == "client"})
                 record, base = self._records.made(self._new[body.response])
                 contents = (record, *contents)
-                changes |= {"history": self._histories[body.response][0], "item_secret": line.item_secret}
+                # A turn of a replay has none, here as there.
+                history = self._histories[body.response][0] if body.history else b""
+                changes |= {"history": history, "item_secret": line.item_secret}
                 changes |= {"record": self._records.names[body.response], **names}
             case events.ToolResultSeen():
                 changes["calls"] = self._calls(body)
@@ -379,7 +401,7 @@ class _Histories:
         tail = follow.without_end(follow.recorded_tail(records))
         try:
             stop = stop_strings(self._file.content(turn.accepted.contents["raw"])) if request.stop else ()
-            return follow.read_text(tail.ids, follow.foreign_reader(vocabulary, ChatML(), stop))
+            return follow.read_text(tail.ids, follow.foreign_reader(vocabulary, ChatML(), stop), tail.logprobs)
         except (JournalFault, *UNREADABLE) as error:
             raise self._file.fault(f"the answer {request.response} cannot be read ({error})") from None
 

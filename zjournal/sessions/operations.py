@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from zjournal import errors
 from zjournal.journal import backup, compact, events, removal
 from zjournal.journal.log import Journal
-from zjournal.sessions import importing
+from zjournal.sessions import importing, replay
 
 SCRUB_S_MAX = 3.0
 SCRUB_LOOK_S = 0.05
@@ -28,7 +28,7 @@ SCRUB_LOOK_S = 0.05
 class Operation(NamedTuple):
     """One operation. `creates`: it may be run where there is no journal yet, and makes one.
 
-    `repairs`: what the projections say is not to be relied on before it.
+    `repairs`: it does not rely on what the projections say, and may be run where they are wrong.
     """
 
     arguments: type[msgspec.Struct]
@@ -152,6 +152,18 @@ def _wait_scrubbed(journal: Journal) -> bool:
     return journal.scrubbed
 
 
+class WithEngine(NamedTuple):
+    """An operation that asks the engine: it runs where the engine is spoken to (api.replays)."""
+
+    arguments: type[msgspec.Struct]
+    result: type[msgspec.Struct]
+
+
+WITH_ENGINE: Mapping[str, WithEngine] = MappingProxyType(
+    {"sessions.replay": WithEngine(replay.Replay, replay.Replayed)}
+)
+
+
 class Rebuilt(msgspec.Struct, frozen=True):
     """How many facts were folded."""
 
@@ -169,7 +181,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "sessions.prune": Operation(Prune, Deleted, _prune),
         "sessions.pin": Operation(Pin, Nothing, _pin),
         "sessions.import": Operation(importing.ImportFile, importing.Imported, importing.import_file, creates=True),
-        "journal.backup": Operation(Backup, backup.Copied, _backup),
+        "journal.backup": Operation(Backup, backup.Copied, _backup, repairs=True),
         "journal.compact": Operation(Nothing, compact.Compacted, _compact),
         "journal.rebuild": Operation(Nothing, Rebuilt, _rebuild, repairs=True),
     }
@@ -183,13 +195,25 @@ def run(journal: Journal, name: str, arguments: bytes) -> bytes:
     """
     operation = OPERATIONS.get(name)
     if operation is None:
-        known = ", ".join(OPERATIONS)
+        known = ", ".join((*OPERATIONS, *WITH_ENGINE))
         raise errors.BadRequest(f"there is no operation {name!r}; known are {known}")
+    result = operation.function(journal, decode(name, operation.arguments, arguments))
+    assert isinstance(result, operation.result), (name, result)
+    return done(journal, name, result)
+
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+def decode(name: str, kind: type[A], arguments: bytes) -> A:
+    """The arguments of an operation. Raises BadRequest."""
     try:
-        decoded = msgspec.msgpack.decode(arguments, type=operation.arguments)
+        return msgspec.msgpack.decode(arguments, type=kind)
     except msgspec.MsgspecError as error:
         raise errors.BadRequest(f"the arguments of {name} cannot be read: {error}") from None
-    result = operation.function(journal, decoded)
-    assert isinstance(result, operation.result), (name, result)
+
+
+def done(journal: Journal, name: str, result: msgspec.Struct) -> bytes:
+    """The result of an operation in msgpack, once that it has succeeded is a fact. Waits for the commit."""
     journal.append([events.Fact(events.AdminActed(action=name, pid=os.getpid()))]).result()
     return msgspec.msgpack.encode(result)

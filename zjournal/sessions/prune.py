@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from zjournal.journal import chain, content
+from zjournal.journal import content
 from zjournal.journal.compact import bytes_in_use
 from zjournal.journal.projections import Session, Turn
 from zjournal.journal.reader import Reader
@@ -71,7 +71,7 @@ class _Candidate:
     def __init__(self, session: Session, turns: list[Turn]) -> None:
         self.session = session
         self.turns = turns
-        self.payload = 0
+        self.payload = 0.0  # bytes that their erasure gives back
         self.digests: Counter[bytes] = Counter()
         running = any(turn.finished_us is None for turn in turns)
         self.reason = RUNNING if running else PINNED if session.pinned else ""
@@ -95,7 +95,7 @@ def plan(reader: Reader, filters: Filters) -> Plan:
         if not reason and filters.max_bytes is not None and left <= filters.max_bytes:
             reason = FITS
         if not reason:
-            freed = candidate.payload + _take(candidate.digests, taken, sizes)
+            freed = max(round(candidate.payload) + _take(candidate.digests, taken, sizes), 0)
             left -= freed
         rows.append(_row(candidate, freed, reason))
     return Plan(tuple(rows), held)
@@ -132,13 +132,13 @@ def _weigh(reader: Reader, candidates: Sequence[_Candidate]) -> None:
     }
     at = min(candidate.session.opened_seq for candidate in candidates) - 1
     last = max((turn.last_seq for candidate in candidates for turn in candidate.turns), default=at)
-    while facts := reader.read(at, upto=last):
-        for fact in facts:
+    while facts := reader.weigh(at, last):
+        for fact, size in facts:
             holder = owner.get(getattr(fact.event, "response", ""))
             if holder is not None:
-                holder.payload += chain.SALT_BYTES + len(fact.payload) if fact.payload else 0
+                holder.payload += size
                 holder.digests.update(content.references(fact.event))
-        at = facts[-1].seq
+        at = facts[-1][0].seq
 
 
 def _needed(reader: Reader, candidates: Sequence[_Candidate]) -> set[str]:

@@ -21,6 +21,7 @@ from zjournal.sessions.record import Record
 from zjournal.sessions.vocabulary import Vocabulary
 
 OUTPUTS_BYTES_MAX = 8 << 20
+OUTPUTS_MAX = 1_024
 OUTPUT_BYTES = 200  # of a remembered output beside its ids, about
 
 
@@ -30,7 +31,7 @@ class Records:
     def __init__(self, journal: Reader, makers: Makers) -> None:
         self._journal = journal
         self._makers = makers
-        self._outputs: Memory[array[int]] = Memory(OUTPUTS_BYTES_MAX)
+        self._outputs: Memory[array[int]] = Memory(OUTPUTS_BYTES_MAX, OUTPUTS_MAX)
 
     def accepted(self, turn: Turn) -> RequestAccepted:
         """The fact that accepted a turn's request."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from zjournal import errors
-from zjournal.checkpoint import gguf, locate
+from zjournal.checkpoint import decoder, locate
+from zjournal.checkpoint.checkpoint import check_tensors, open_checkpoint
 from zjournal.checkpoint.script import read_script
 from zjournal.checkpoint.template import Template
 from zjournal.checkpoint.tokenizer import Tokenizer
@@ -16,16 +17,16 @@ from zjournal.dialects.chatml import ChatML
 from zjournal.sessions import vocabulary
 
 SCRIPTED = "scripted:"
-SUPPORTED_ARCHITECTURES = ("llama",)
 
 
 class ModelChoice(msgspec.Struct, frozen=True):
-    """What `--model` means: the file the engine loads, and the GGUF that tokenizer and template come from."""
+    """What `--model` means: what the engine loads, and the model that tokenizer and template come from."""
 
-    path: Path  # a GGUF, or the JSON of a scripted model
+    path: Path  # a GGUF, a Hugging Face folder, or the JSON of a scripted model
     scripted: bool
     file: locate.ModelFile
-    context: int  # tokens; what the model was made for
+    context: int  # tokens; what the model was made for, or what `rope` makes of it
+    context_limit: int = 0  # what it may be raised to; 0: not at all
 
     @property
     def id(self) -> str:
@@ -36,23 +37,23 @@ class ModelChoice(msgspec.Struct, frozen=True):
         return ("default",) if self.scripted else self.file.aliases
 
 
-def choose(model: str, cache_dir: Path) -> ModelChoice:
-    """Settles `--model`, so far as a header tells. Raises ModelFault."""
+def choose(model: str, cache_dir: Path, rope: str = "", fetch: locate.Fetch | None = None) -> ModelChoice:
+    """Settles `--model`, so far as headers tell: what the engine would refuse seconds later is refused here.
+
+    `fetch` brings what is on the hub only. Raises ModelFault, and ConfigFault for `rope`, which takes the place of the
+    model's own RoPE scaling.
+    """
     if not model.startswith(SCRIPTED):
-        file = locate.locate(model, cache_dir)
-        return ModelChoice(file.path, False, file, _check(gguf.read_header(file.path)))
+        file = locate.locate(model, cache_dir, fetch)
+        checkpoint = open_checkpoint(file.path)
+        told = decoder.override(checkpoint.model(), rope)
+        check_tensors(checkpoint, told)
+        checkpoint.template({})  # base models have none, and cannot be talked to
+        return ModelChoice(file.path, False, file, told.decoder.context, decoder.context_limit(told.decoder))
+    if rope:
+        raise errors.ConfigFault("rope is set, and a scripted model has none", param="rope")
     path = Path(model.removeprefix(SCRIPTED))
     return ModelChoice(path, True, locate.locate(None, cache_dir), read_script(path).context)
-
-
-def _check(header: gguf.Header) -> int:
-    """Refuses what the engine would refuse seconds later; returns the model's context."""
-    architecture = header.value("general.architecture", str)
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        known = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise errors.ModelFault(f"{header.path}: the architecture {architecture} is not supported, only {known}")
-    gguf.check_types(header)
-    return header.value(f"{architecture}.context_length", int)
 
 
 class Served:
@@ -73,10 +74,12 @@ class Served:
     @classmethod
     def load(cls, choice: ModelChoice) -> Served:
         """Reads tokenizer and template; takes about a second. Raises ModelFault."""
-        header = gguf.read_header(choice.file.path)
-        tokenizer = Tokenizer.from_header(header)
-        template = Template.from_header(header, tokenizer.special_texts)
-        return cls(choice, tokenizer, template)
+        checkpoint = open_checkpoint(choice.file.path)
+        tokenizer = checkpoint.tokenizer()
+        rows = checkpoint.model().decoder.vocab
+        if tokenizer.vocab_size > rows:
+            raise errors.ModelFault(f"{choice.path}: {tokenizer.vocab_size} tokens, and an embedding of {rows}")
+        return cls(choice, tokenizer, checkpoint.template(tokenizer.special_texts))
 
     def accepts(self, name: str) -> bool:
         """Whether a client that asks for `name` means this model: its id, an alias, or its path."""

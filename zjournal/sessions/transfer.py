@@ -51,6 +51,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_field=
     kernels: str
     vocabulary: str = ""
     template: str = ""
+    parts: tuple[tuple[str, str], ...] = ()  # of the fingerprint
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, tag="content", tag_field="kind", omit_defaults=True):
@@ -153,6 +154,7 @@ def _lines(reader: Reader, selection: Selection, decoders: Decoders) -> Iterator
                 kernels=maker.kernels,
                 vocabulary=shas.get("vocabulary", ""),
                 template=shas.get("template", ""),
+                parts=maker.parts,
             )
     told_by = Contents(reader, makers, decoders)
     for fact in _facts(reader, selection):

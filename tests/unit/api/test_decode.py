@@ -107,11 +107,63 @@ def test_sampling_and_defaults(decoded):
     assert decoded(stop=None).stop == ()
 
 
+EVERY_SETTING = {
+    "temperature": 1.5,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.1,
+    "seed": 3,
+    "repetition_penalty": 1.2,
+    "presence_penalty": -2,
+    "frequency_penalty": 2,
+    "logit_bias": {"5": -100, "0": 1.5},
+    "min_tokens": 4,
+}
+
+
+@pytest.mark.parametrize("decoded", [chat_ask, responses_ask])
+def test_every_setting_is_carried(decoded):
+    assert decoded(**EVERY_SETTING).sampling == Sampling(
+        temperature=1.5,
+        top_p=0.5,
+        top_k=7,
+        seed=3,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=((0, 1.5), (5, -100.0)),
+        min_tokens=4,
+    )
+    assert decoded(**dict.fromkeys(EVERY_SETTING)).sampling == Sampling()
+    assert decoded(top_k=-1, logit_bias={}).sampling == Sampling()
+
+
+def test_logprobs_are_asked_for_in_each_protocols_way():
+    assert chat_ask(logprobs=False, top_logprobs=0).sampling.logprobs == -1
+    assert chat_ask(logprobs=True).sampling.logprobs == 0
+    assert chat_ask(logprobs=True, top_logprobs=20).sampling.logprobs == 20
+    assert responses_ask(top_logprobs=0, include=["reasoning.encrypted_content"]).sampling.logprobs == -1
+    assert responses_ask(include=["message.output_text.logprobs"]).sampling.logprobs == 0
+    assert responses_ask(include=["message.output_text.logprobs"], top_logprobs=2).sampling.logprobs == 2
+    assert responses_ask(top_logprobs=3).sampling.logprobs == 3
+
+
 def test_limits_on_output():
     assert chat_ask(max_tokens=5).max_tokens == 5
     assert chat_ask(max_completion_tokens=6).max_tokens == 6
     assert chat_ask(max_completion_tokens=6, max_tokens=6).max_tokens == 6
     assert responses_ask(max_output_tokens=7).max_tokens == 7
+
+
+@pytest.mark.parametrize("decoded", [chat_ask, responses_ask])
+def test_the_salt_of_the_cache(decoded):
+    assert decoded().cache_salt is None
+    assert decoded(cache_salt="s" * 256).cache_salt == "s" * 256
+    for bad in ("", "s" * 257, 5):
+        with pytest.raises(BadRequest) as caught:
+            decoded(cache_salt=bad)
+        assert caught.value.param == "cache_salt"
 
 
 @pytest.mark.parametrize("decoded", [chat_ask, responses_ask])
@@ -139,6 +191,41 @@ def test_what_codex_sends_is_accepted():
 
 
 # --- what is refused ----------------------------------------------------------------------------------
+
+SETTINGS_BAD = [
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 11}, "repetition_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"frequency_penalty": "much"}, "frequency_penalty"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"top_logprobs": -1}, "top_logprobs"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias.5"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+    ({"seed": 2**63}, "seed"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), SETTINGS_BAD, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("decoded", [chat_ask, responses_ask])
+def test_a_setting_out_of_its_range_is_named(decoded, body, param):
+    with pytest.raises(BadRequest) as caught:
+        decoded(**body)
+    assert caught.value.param == param
+    assert param.partition(".")[0] in caught.value.message
+
 
 CHAT_BAD = [
     ({"model": None}, "model"),
@@ -180,13 +267,9 @@ CHAT_BAD = [
     ({"stop": ["x", ""]}, "stop[1]"),
     ({"stop": "x" * 257}, "stop"),
     ({"n": 2}, "n"),
-    ({"logprobs": True}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"presence_penalty": -1}, "presence_penalty"),
-    ({"min_p": 0.1}, "min_p"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
@@ -230,12 +313,9 @@ RESPONSES_BAD = [
     ({"generate": False}, "generate"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
-    ({"top_logprobs": 1}, "top_logprobs"),
-    ({"presence_penalty": 1}, "presence_penalty"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
     ({"prompt_cache_options": {"comparison_response_id": "r"}}, "prompt_cache_options.comparison_response_id"),
     ({"tools": [{"type": "function", "parameters": {}}]}, "tools[0].name"),

@@ -68,8 +68,8 @@ def test_on_a_full_disk_no_engine_is_ready(tmp_path: Path, monkeypatch: pytest.M
     async def main(journal: Journal) -> None:
         runs = runs_of(journal)
         runs.serve(SERVED, Engine())  # type: ignore[arg-type]
-        append = journal.append
-        monkeypatch.setattr(journal, "append", lambda *a, **k: offered.append(a) or append(*a, **k))
+        append = journal.append_soon
+        monkeypatch.setattr(journal, "append_soon", lambda *a, **k: offered.append(a) or append(*a, **k))
         full(journal)
         runs.engine_ready(READY, 7)
         await until(lambda: len(offered) > 2)

@@ -74,3 +74,15 @@ def test_target_that_cannot_be_written_is_named(index, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ModelFault, match="file"):
         pull(asset(), tmp_path / "file" / "m.gguf", lambda *_: None)
+
+
+def test_progress_in_words():
+    meter = download.Meter(100.0)
+    assert meter.line(50_000_000, 250_000_000, 100.0) == "50 of 250 MB"
+    assert meter.line(70_000_000, 250_000_000, 102.0) == "70 of 250 MB, 10.0 MB/s, 18 s left"
+    assert meter.line(250_000_000, 250_000_000, 120.0) == "250 of 250 MB, 10.0 MB/s"
+    assert download.Meter(0.0).line(3_000_000, None, 1.0) == "3 MB"
+    stalled = download.Meter(0.0)
+    for second in range(60):
+        line = stalled.line(min(second, 5) * 1_000_000, 100_000_000, float(second))
+    assert line == "5 of 100 MB"

@@ -111,6 +111,9 @@ def test_remembered_pieces_are_bounded(monkeypatch):
     assert 0 < len(tokenizer._cache) < 20
     tokenizer.encode("word " * 200)
     assert "word " * 200 not in tokenizer._cache
+    monkeypatch.setattr(module, "CACHE_PIECES_MAX", 3)
+    tokenizer.encode("one more piece of some words")
+    assert len(tokenizer._cache) == 3
 
 
 TOKENS = ["<s>", "<e>", "a", "b", "ab", "Ġ", "1", "11", "Ċ"]
@@ -123,7 +126,7 @@ MERGES = ["a b", "1 1"]
     [("smollm", [4, 5, 6, 6, 6]), ("gpt-2", [4, 5, 7, 6]), ("llama-bpe", [4, 5, 7, 6]), ("qwen2", [4, 5, 6, 6, 6])],
 )
 def test_pre_tokenizers_cut_digits_their_own_way(pre, ids):
-    tokenizer = Tokenizer(TOKENS, KINDS, MERGES, pre, [1])
+    tokenizer = Tokenizer.byte_level(TOKENS, KINDS, MERGES, pre, [1])
     assert tokenizer.encode("ab 111") == ids
     assert tokenizer.encode("<s>") == []  # the toy vocabulary has none of these bytes
     assert tokenizer.eos_ids == (1,)
@@ -147,7 +150,7 @@ def _file(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": ("str", "llama")}, "tokenizer model llama is not supported"),
+        ({"model": ("str", "bert")}, "tokenizer model bert is not supported"),
         ({"pre": ("str", "deepseek-v3")}, "pre-tokenizer deepseek-v3 is not supported"),
         ({"tokens": None}, "no tokenizer.ggml.tokens"),
         ({"tokens": ("[i32]", [1])}, "not an array of str"),

@@ -156,7 +156,7 @@ def test_reading_leaves_the_folder_as_it_was(zj: Zj, data_dir: Path) -> None:
 def test_models_pull_refuses_other_names(zj: Zj) -> None:
     done = zj("models", "pull", "gpt-5")
     assert done.code == 66
-    assert done.err == "zj: unknown model 'gpt-5'; known are smollm2\n"
+    assert done.err == "zj: unknown model 'gpt-5'; give smollm2, or ORG/NAME on the Hugging Face hub\n"
 
 
 def test_models_pull_says_where_it_is(zj: Zj, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_an_error_ends_with_2(diff: Zj, arguments: tuple[str, ...], said: str) -
 def test_without_a_journal_or_a_content_it_ends_with_2(zj: Zj, diff: Zj, journal: Journal, tmp_path: Path) -> None:
     done = zj("sessions", "diff", "a", "b", "--data-dir", str(tmp_path / "absent"))
     assert (done.code, "no journal here" in done.err) == (2, True)
-    assert retention.delete(journal, "local", "resp_b1").result()
+    assert retention.erase(journal, "resp_b1", retention.CAUSE_UNSTORED).result()
     done = diff("resp_a1", "resp_b1")
     assert (done.code, done.err) == (2, "zj: the content of resp_b1 was erased\n")
     assert diff("resp_a1", "s1").code == 0  # the newest turn that is still there

@@ -33,16 +33,17 @@ def test_delete_is_a_dry_run_without_yes(zj: Zj, data_dir: Path, where: tuple[st
     assert done.code == 0 and done.out.startswith("deleted session ses_two with 1 turn\n")
     assert _left(data_dir) == ["ses_one"]
     again = zj("sessions", "delete", "ses_two", "--yes", *where)
-    assert (again.code, "deleted before" in again.err) == (1, True)
+    assert (again.code, "no session or response" in again.err) == (1, True)
 
 
 def test_delete_one_turn_or_all_that_continues_it(zj: Zj, where: tuple[str, str]) -> None:
+    assert zj("sessions", "delete", "resp_", *where).code == 1
     done = zj("sessions", "delete", "resp_b2", "--yes", "--json", *where)
     assert done.json["response"] == "resp_b2"  # type: ignore[index]
     assert done.json["deleted"]["kept"] == 1  # type: ignore[index]
     done = zj("sessions", "delete", "resp_a1", "--cascade", "--yes", "--json", *where)
     assert (done.json["deleted"]["turns"], done.json["deleted"]["kept"]) == (4, 0)  # type: ignore[index]
-    assert zj("sessions", "delete", "resp_", *where).code == 1
+    assert zj("sessions", "delete", "resp_a1", *where).code == 1
     assert zj("sessions", "delete", "nothing", *where).code == 1
 
 

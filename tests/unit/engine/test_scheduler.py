@@ -2,76 +2,10 @@
 
 import pytest
 
-from zjournal.engine.scheduler import Limits, Scheduler
-from zjournal.engine.sequence import Sampled
-from zjournal.errors import EngineFailed, Fault
+from tests.unit.engine.driver import END, Engine
+from zjournal.engine.scheduler import Limits
+from zjournal.errors import EngineFailed
 from zjournal.link import wire
-
-GREEDY = wire.Sampling(0.0, 1.0, 0, 0)
-END = 2
-
-
-def ask(request, prompt, *, max_tokens=4, stop=(), namespace="n"):
-    return wire.Generate(
-        request=request,
-        tokens=wire.pack_ids(prompt),
-        namespace=namespace,
-        sampling=GREEDY,
-        max_tokens=max_tokens,
-        end_tokens=(END,),
-        stop=stop,
-    )
-
-
-class Engine:
-    """A scheduler and a clock that moves 1 ms with each step; `says` gives each request's tokens."""
-
-    def __init__(self, *, blocks=64, context=4096, max_running=4, prefill_tokens=64, queue_max=8):
-        limits = Limits(context, max_running, prefill_tokens, queue_max)
-        self.scheduler = Scheduler(limits, blocks, lambda token: bytes([token % 256]))
-        self.now = 0
-        self.says = {}
-        self.events = []
-        self.plans = []
-
-    def submit(self, request, prompt, says=(10, 11, 12, 13), **options):
-        self.says[request] = list(says)
-        self.events += self.scheduler.submit(ask(request, prompt, **options), self.now)
-
-    def cancel(self, request):
-        self.events += self.scheduler.cancel(request, self.now)
-        self.scheduler.check()
-
-    def step(self):
-        plan = self.scheduler.plan(self.now)
-        self.now += 1000
-        self.plans.append([(part.request, len(part.tokens)) for part in plan.slices])
-        says = [self.says[part.request][part.index] for part in plan.slices if part.sampling is not None]
-        results = [one if isinstance(one, Fault) else Sampled((one,)) for one in says]
-        self.events += plan.events
-        self.events += self.scheduler.apply(plan, results, self.now)
-        self.scheduler.check()
-        return plan
-
-    def run(self, limit=1000):
-        while not self.scheduler.idle:
-            self.step()
-            limit -= 1
-            assert limit > 0, "it does not come to an end"
-
-    def of(self, kind, request=None):
-        return [e for e in self.events if isinstance(e, kind) and request in (None, getattr(e, "request", None))]
-
-    def tokens(self, request):
-        ids = []
-        for event in self.of(wire.Tokens, request):
-            assert event.position == len(ids)
-            ids += wire.unpack_ids(event.ids)
-        return ids
-
-    def cached(self, request):
-        (matched,) = self.of(wire.Matched, request)
-        return matched.cached
 
 
 def test_a_request_from_start_to_end():
@@ -153,12 +87,13 @@ def test_two_with_the_same_beginning_that_arrive_together_share_it():
     assert engine.cached("b") == 64
 
 
-def test_two_that_compute_the_same_at_the_same_time_keep_it_once():
+def test_two_that_ask_the_same_at_the_same_time_compute_it_once():
     engine = Engine(prefill_tokens=64)
     engine.submit("a", range(400, 420), says=[7, 8, 9, END])
     engine.submit("b", range(400, 420), says=[7, 8, 9, END])
     engine.run()
-    assert engine.plans[0] == [("a", 20), ("b", 20)]
+    assert engine.plans[:2] == [[("a", 20)], [("a", 1), ("b", 4)]]
+    assert engine.cached("b") == 16, "the block that is full; the other one is still being written"
     gauges = engine.scheduler.gauges()
     assert gauges.kv_blocks - gauges.kv_blocks_free == 2
     assert gauges.states == 1
@@ -174,7 +109,7 @@ def test_at_most_max_running_run_and_the_rest_waits_in_order():
     assert [event.request for event in engine.of(wire.Finished)] == ["a", "b", "c", "d"]
 
 
-def test_room_for_decode_growth_is_kept_and_who_does_not_fit_waits():
+def test_room_for_some_growth_is_kept_and_who_does_not_fit_waits():
     engine = Engine(blocks=4)
     engine.submit("a", range(16), says=[5] * 33, max_tokens=33)  # 3 blocks in the end
     engine.submit("b", range(50, 70), says=[6] * 4)  # 2 blocks

@@ -19,7 +19,7 @@ END = len(LETTERS)
 def tokenizer():
     tokens = [*LETTERS, "<|end|>", "<|other|>", "Ġ"]
     kinds = [1] * len(LETTERS) + [3, 3, 1]
-    return Tokenizer(tokens, kinds, [], "gpt-2", ends=[END], specials={"eos": END})
+    return Tokenizer.byte_level(tokens, kinds, [], "gpt-2", ends=[END], specials={"eos": END})
 
 
 @pytest.fixture

@@ -42,9 +42,12 @@ def _refused(data_dir: Path, reason: str) -> None:
 
 
 def test_files_are_private(data_dir: Path) -> None:
-    with open_journal(data_dir):
+    with open_journal(data_dir) as journal:
+        for _ in range(2):  # what comes after a commit is done, and no file is on its way
+            journal.run(lambda _: None).result()
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in data_dir.iterdir()}
-    assert modes == dict.fromkeys(("journal.db", "journal.db-wal", "journal.db-shm"), 0o600)
+    assert modes.keys() >= {"journal.db", "journal.db-wal", "journal.db-shm"}
+    assert set(modes.values()) == {0o600}, modes  # the head file, which may be there already, is as private
 
 
 def test_open_files_are_closed_to_others(data_dir: Path) -> None:

@@ -40,6 +40,21 @@ def test_unrelated_bytes_do_not_take_long() -> None:
     assert delta.decode(packed, base, len(data)) == data
 
 
+def test_a_flipped_bit_is_refused_or_of_the_right_size() -> None:
+    """Every single bit: nothing but ValueError, and no more memory than is asked for. Digests tell what is wrong."""
+    base = b"".join(b"line %d of what was said\n" % k for k in range(20))
+    data = base[:200] + b"something new" + base[230:]
+    packed = delta.encode(data, base)
+    for bit in range(8 * len(packed)):
+        changed = bytearray(packed)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            assert len(delta.decode(bytes(changed), base, len(data))) == len(data)
+        except ValueError:
+            continue
+    assert delta.decode(packed, base, len(data)) == data
+
+
 def _packed(steps: list[int], literals: bytes = b"ab", base: bytes = b"0123456789") -> bytes:
     plan = msgspec.msgpack.encode([steps, literals])
     dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.facts import START_US, open_journal, session, ticking
 from zjournal.errors import JournalFault
-from zjournal.journal import headfile
+from zjournal.journal import headfile, quick
 from zjournal.journal.chain import Head
-from zjournal.journal.headfile import HEAD_FILE, Broken, HeadFile, Witness
+from zjournal.journal.headfile import HEAD_FILE, Broken, Extent, HeadFile, Witness
 from zjournal.journal.log import Journal
+from zjournal.journal.salvage import salvage
+from zjournal.journal.verify import verify
 
-WITNESS = Witness(bytes(range(16)), Head(258, b"\x22" * 32, START_US))
+WITNESS = Witness(bytes(range(16)), Head(258, b"\x22" * 32, START_US), Extent(b"\x33" * 8, 44))
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def test_the_worked_example() -> None:
         "7a6a6865616400000000000100010203"
         "0405060708090a0b0c0d0e0f00000000"
         "00000102" + "22" * 32 + "00060a24181e4000"
-        "f823b713389539ba8775ecac837b587113758ce4df058aca6d82e91f0f17e43f"
+        "33333333333333330000002c"
+        "9356e06fa726e806123fad5af04862ff50aa11c968eda96e2c45f85684b91d19"
     )
 
 
@@ -164,3 +167,51 @@ def test_a_missing_or_broken_file_is_a_warning(
     witness = headfile.read(data_dir)
     assert witness is not None
     assert witness.head.seq == 4
+
+
+def _killed(data_dir: Path, cut: Path, tail_bytes: int) -> None:
+    """What a kill would leave of an open journal, in another place, its log shorter by so many bytes."""
+    cut.mkdir(mode=0o700)
+    for name in ("journal.db", "journal.db-wal", HEAD_FILE):
+        (cut / name).write_bytes((data_dir / name).read_bytes())
+        (cut / name).chmod(0o600)
+    with (cut / "journal.db-wal").open("r+b") as log:
+        log.truncate((cut / "journal.db-wal").stat().st_size - tail_bytes)
+
+
+def test_a_log_that_lost_its_end_behind_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Its pages and those of the database are of different times. A reader keeps the log; no fact need be missing."""
+    data_dir = tmp_path / "data"
+    with open_journal(data_dir) as journal, journal.transaction() as db:
+        db.execute("SELECT count(*) FROM event").fetchone()
+        for name in ("s1", "s2", "s3"):
+            journal.append([session(name)]).result()
+        journal.run(lambda _: None, scrub=True).result()  # a checkpoint, as far as the reader allows
+        assert not journal.scrubbed
+        witness = headfile.read(data_dir)
+        assert witness is not None and witness.log.pages > 3
+        assert (witness.head.seq, witness.log) == (3, journal._wal.extent)
+        _killed(data_dir, tmp_path / "whole", 0)
+        _killed(data_dir, tmp_path / "cut", 1)
+    Journal.open(tmp_path / "whole").close()
+    for look in (Journal.open, quick.prove):
+        with pytest.raises(JournalFault, match=r"the end of its log is missing: that has \d+ pages, and journal\.head"):
+            look(tmp_path / "cut")
+    fault = verify(tmp_path / "cut").fault
+    assert fault is not None and fault.where == "head" and "the end of its log is missing" in fault.reason
+    done = salvage(tmp_path / "cut", tmp_path / "out")
+    assert "facts 3 to 3 cannot be read" in done.reason and not done.whole
+
+
+def test_a_log_that_was_begun_anew_is_none_that_was_cut(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "data") as journal:
+        for _ in range(5):
+            journal.append([session(f"s{journal.head}")]).result()
+        journal.run(lambda _: None, scrub=True).result()
+        assert journal.scrubbed
+        journal.append([session("later")]).result()
+        journal.run(lambda _: None).result()
+        _killed(tmp_path / "data", tmp_path / "killed", 0)
+    with Journal.open(tmp_path / "killed") as journal:
+        assert journal.head == 6
+    assert verify(tmp_path / "killed").clean

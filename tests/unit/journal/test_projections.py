@@ -133,6 +133,26 @@ def test_find_by_history(journal: Journal) -> None:
     assert find() is None
 
 
+def test_a_request_sent_a_thousand_times_is_found_without_reading_a_thousand_turns(journal: Journal) -> None:
+    """The cost of one more must not follow the number of those before it."""
+    for number in range(1_000):
+        name = f"same{number}"
+        journal.append([*accepted(journal, name, record=b"same"), finished(name, history=b"history")])
+    journal.run(lambda tx: None).result()
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    with journal.transaction() as db:
+        db.set_progress_handler(count, 10)
+    found = journal.find_by_history("local", [b"longer", b"history"])
+    assert found is not None
+    assert found.response == "same999"
+    assert steps < 100, "it looks at one turn, not at all of them"
+
+
 def test_sampled_tokens_are_summed_per_response() -> None:
     facts = [Recorded(seq, 100 + seq, sampled("ab"[seq % 2], seq).event) for seq in range(10)]
     found = list(effects(facts))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.journal.facts import accepted, finished, open_journal, sampled, session, whole_turn
 from zjournal.errors import JournalFault
-from zjournal.journal import retention
+from zjournal.journal import removal, retention
 from zjournal.journal.events import PayloadErased
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
@@ -36,17 +36,43 @@ def _contents(journal: Journal) -> int:
 
 def test_delete_removes_payload_and_contents_and_keeps_numbers(journal: Journal) -> None:
     journal.append(whole_turn(journal, "r1")).result()
+    before = [(fact.seq, fact.event) for fact in journal.read()]
     assert _contents(journal) == 1
     assert retention.delete(journal, "local", "r1").result() is True
     assert _contents(journal) == 0
-    turn = journal.turn("r1")
-    assert turn is not None
-    assert (turn.status, turn.erased, turn.output) == ("deleted", True, 2)
-    tokens = [fact for fact in journal.read_response("r1") if fact.payload is None]
-    assert len(tokens) == 1
+    assert journal.turn("r1") is None
+    assert [(fact.seq, fact.event) for fact in journal.read()[: len(before)]] == before
+    assert len([fact for fact in journal.read() if fact.payload is None]) == 1
     assert _erased(journal) == ["r1"]
     with pytest.raises(JournalFault, match="erased"):
         journal.content("local", journal.digest("local", b"the record of r1"))
+
+
+def test_a_deleted_turn_has_a_row_as_long_as_its_content_is_needed(journal: Journal) -> None:
+    """And none when it is erased, in whichever order that comes; a deleted session goes with its last turn."""
+    journal.append(whole_turn(journal, "r1")).result()
+    journal.append(whole_turn(journal, "r2", parent="r1", stored=False)).result()
+    assert retention.delete(journal, "local", "r1").result()
+    turn = journal.turn("r1")
+    assert turn is not None and (turn.status, turn.erased) == ("deleted", False)
+    assert retention.erase(journal, "r2", retention.CAUSE_UNSTORED).result() == ("r2", "r1")
+    assert journal.turn("r1") is None
+    kept, opened = journal.turn("r2"), journal.session("s1")
+    assert kept is not None and kept.erased
+    assert opened is not None and opened.turns == 1
+    removal.remove_session(journal, "s1", removal.ASKED)
+    assert (journal.turn("r2"), journal.session("s1")) == (None, None)
+
+
+def test_a_session_whose_turns_were_deleted_one_by_one_goes_at_once(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r1")).result()
+    assert retention.delete(journal, "local", "r1").result()
+    opened = journal.session("s1")
+    assert opened is not None and (opened.turns, opened.deleted) == (0, False)
+    journal.append(whole_turn(journal, "r2")).result()
+    assert retention.delete(journal, "local", "r2").result()
+    removal.remove_session(journal, "s1", removal.ASKED)
+    assert journal.session("s1") is None
 
 
 def test_erased_bytes_are_in_no_file(journal: Journal) -> None:
@@ -107,7 +133,7 @@ def test_a_running_turn_is_hidden_now_and_swept_at_its_end(journal: Journal) -> 
     assert retention.sweep(journal, 0, 0) == 0
     journal.append([sampled("r1", 1), finished("r1")]).result()
     assert retention.sweep(journal, 0, 0) == 1
-    assert [fact.payload for fact in journal.read_response("r1") if fact.payload != b""] == [None, None]
+    assert [fact.payload for fact in journal.read() if fact.payload != b""] == [None, None]
 
 
 def test_unstored_turns_go_when_they_are_due(journal: Journal) -> None:

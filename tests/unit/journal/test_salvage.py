@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import tempfile
@@ -218,3 +219,23 @@ def test_whatever_page_is_damaged(original: Path, page: int, fill: int, size: in
         assert verify(out).fault is None
         copied = [(fact.seq, fact.time, fact.event) for fact in _facts(out)]
         assert copied[: done.facts] == [(fact.seq, fact.time, fact.event) for fact in _facts(original)][: done.facts]
+
+
+def test_a_file_that_was_cut_off_gives_what_is_left(tmp_path: Path) -> None:
+    """SQLite reads nothing of it any more; what stands in the pages that are there can be proved all the same."""
+    data_dir = tmp_path / "data"
+    with open_journal(data_dir) as journal:
+        journal.append([session("s1"), *whole_turn(journal, "r1")]).result()
+        for number in range(2, 100):
+            record = random.Random(number).randbytes(3_000)
+            journal.append(whole_turn(journal, f"r{number}", record=record)).result()
+    file = data_dir / "journal.db"
+    cut = file.read_bytes()[: -40 * 4096]
+    file.write_bytes(cut)
+    with pytest.raises(JournalFault, match=r"is damaged .*`zj journal salvage OUT`"):
+        Journal.open(data_dir)
+    done = salvage(data_dir, tmp_path / "out")
+    assert (done.facts > 400, done.whole) == (True, False)
+    assert verify(tmp_path / "out").clean
+    assert file.read_bytes() == cut
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]

@@ -10,7 +10,9 @@ import pytest
 
 from tests.unit.journal.facts import accepted, failed, open_journal, sampled, session, whole_turn
 from zjournal.errors import JournalFault
-from zjournal.journal import retention
+from zjournal.journal import datadir, retention
+from zjournal.journal.log import Journal
+from zjournal.journal.reader import Reader
 from zjournal.journal.verify import Report, verify
 
 
@@ -51,7 +53,7 @@ def test_clean(data_dir: Path) -> None:
     steps: list[tuple[int, int]] = []
     report = verify(data_dir, lambda done, total: steps.append((done, total)))
     assert report.clean
-    assert (report.facts, report.turns, report.sessions, report.erased) == (17, 3, 2, 1)
+    assert (report.facts, report.turns, report.sessions, report.erased) == (17, 2, 2, 1)
     assert report.contents == 2
     assert steps[-1] == (19, 19)
     assert (data_dir / "journal.db").read_bytes() == before
@@ -151,3 +153,61 @@ def test_a_damaged_page_is_named(data_dir: Path) -> None:
     report = verify(data_dir)
     assert report.fault is not None
     assert report.fault.where == "file"
+
+
+FOREIGN = {
+    "a trigger": (
+        ("CREATE TRIGGER spy AFTER INSERT ON event BEGIN UPDATE event SET body = x'' WHERE seq = new.seq; END",),
+        "there is a trigger 'spy' in it that is not of zjournal",
+    ),
+    "a table": (("CREATE TABLE notes (x)",), "there is a table 'notes' in it that is not of zjournal"),
+    "a view": (("CREATE VIEW prompts AS SELECT body FROM event",), "there is a view 'prompts' in it"),
+    "an index": (("CREATE INDEX fast ON turn (model)",), "there is an index 'fast' in it"),
+    "no index": (("DROP INDEX turn_open",), "index turn_open is missing"),
+    "another index": (
+        ("DROP INDEX turn_open", "CREATE INDEX turn_open ON turn (accepted_seq)"),
+        "index turn_open is not as zjournal makes it",
+    ),
+    "another column": (("ALTER TABLE tenant ADD COLUMN mail TEXT",), "table tenant is not as zjournal makes it"),
+    "a step": (
+        ("INSERT INTO _sqlite_migrations (migration_set, name) VALUES ('zjournal', 'm0009_later')",),
+        "lists other steps than those of this schema",
+    ),
+    "another step": (("UPDATE _sqlite_migrations SET name = 'm0002'",), "lists other steps"),
+    "no steps": (("DELETE FROM _sqlite_migrations",), "lists other steps"),
+    "no list": (("DROP TABLE _sqlite_migrations",), "no such table: _sqlite_migrations"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.parametrize("served", [False, True])
+def test_what_is_not_ours_is_named(data_dir: Path, case: str, served: bool) -> None:
+    statements, reason = FOREIGN[case]
+    if served:
+        with datadir.lock(data_dir):
+            report = _after(data_dir, *statements)
+    else:
+        report = _after(data_dir, *statements)
+    assert report.fault is not None and report.fault.where == "file"
+    assert reason in report.fault.reason
+
+
+def test_what_litestream_and_analyze_leave_is_no_break(data_dir: Path) -> None:
+    report = _after(
+        data_dir,
+        "CREATE TABLE _litestream_seq (id INTEGER PRIMARY KEY, seq INTEGER)",
+        "CREATE TABLE _litestream_lock (id INTEGER)",
+        "ANALYZE",
+    )
+    assert report.clean, report.fault
+
+
+def test_a_foreign_trigger_is_not_served(data_dir: Path) -> None:
+    """It could change what is written; reading it is as safe as before."""
+    _after(data_dir, "CREATE TRIGGER spy AFTER INSERT ON event BEGIN DELETE FROM turn; END")
+    before = (data_dir / "journal.db").read_bytes()
+    with pytest.raises(JournalFault, match=r"has a trigger 'spy' on table event, .*; drop it"):
+        Journal.open(data_dir)
+    assert (data_dir / "journal.db").read_bytes() == before
+    with Reader.open(data_dir) as reader:
+        assert reader.sessions()

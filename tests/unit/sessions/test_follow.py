@@ -129,3 +129,77 @@ def test_end_tokens_are_not_text(tokenizer: Tokenizer) -> None:
 def test_a_character_that_never_came_whole_is_shown_as_such(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("é☃")[:-1]
     assert follow.read_text(ids, reader(tokenizer)).endswith("�")
+
+
+# --- logprobs -----------------------------------------------------------------------------------------
+
+
+def entry(token: int, *others: int) -> bytes:
+    """Logprobs by which a token can be known again."""
+    return wire.pack_logprobs(-float(token % 1000), [(other, -1.0 - at) for at, other in enumerate(others)])
+
+
+def told_logprobs(steps: list[ask.Step]) -> list[ask.Logprob]:
+    return [one for step in steps if isinstance(step, ask.TextDelta) for one in step.logprobs]
+
+
+def feed_all(to: follow.Reader, ids: list[int]) -> list[ask.Step]:
+    return [step for token in ids for step in to.feed(token, entry(token, 5, token))] + to.end()
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab é☃𝄞\n1", max_size=40), stop=st.sampled_from(["", "ab", "é", "☃☃"]), ended=st.booleans())
+def test_logprobs_are_told_for_the_tokens_that_the_text_begins_with(
+    tokenizer: Tokenizer, text: str, stop: str, ended: bool
+) -> None:
+    ids = [*tokenizer.encode(text), *([tokenizer.eos_ids[0]] if ended else [])]
+    steps = feed_all(reader(tokenizer, *([stop] if stop else [])), ids)
+    visible = text.partition(stop)[0] if stop else text
+    assert text_of(steps) == visible
+    expected, before = [], 0
+    for token in tokenizer.encode(text):
+        if before < len(visible.encode()):
+            expected.append(token)
+        before += len(tokenizer.token_bytes(token))
+    found = told_logprobs(steps)
+    assert [one.token for one in found] == [tokenizer.token_bytes(token) for token in expected]
+    assert [one.logprob for one in found] == [-float(token % 1000) for token in expected]
+    for token, one in zip(expected, found, strict=True):
+        assert one.top == ((tokenizer.token_bytes(5), -1.0), (tokenizer.token_bytes(token), -2.0))
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text("ab é☃𝄞\n1", max_size=40))
+def test_a_delta_brings_the_logprobs_of_its_own_text(tokenizer: Tokenizer, text: str) -> None:
+    """By each delta's end no byte was told without the logprobs of its token, and no token before its first byte."""
+    said = known = 0
+    for step in feed_all(reader(tokenizer), tokenizer.encode(text)):
+        assert isinstance(step, ask.TextDelta)
+        assert step.text
+        said += len(step.text.encode())
+        known += sum(len(one.token) for one in step.logprobs)
+        assert known >= said
+
+
+def test_without_logprobs_none_are_told(tokenizer: Tokenizer) -> None:
+    to = reader(tokenizer)
+    steps = [step for token in tokenizer.encode("a tide") for step in to.feed(token)] + to.end()
+    assert steps
+    assert told_logprobs(steps) == []
+
+
+def test_a_recorded_tail_has_the_logprobs_of_its_facts() -> None:
+    entries = [entry(token, 1, 2, 3) for token in (7, 8, 9)]
+    facts = [
+        events.TokensSampled(response="r", position=0, count=2),
+        events.TokensSampled(response="r", position=2, count=1),
+        events.ResponseFinished(response="r", reason="stop", output=3, queue_us=0, prefill_us=0, decode_us=0),
+    ]
+    payloads = [wire.pack_sampled([7, 8], entries[:2]), wire.pack_sampled([9], entries[2:]), b""]
+    records = [
+        events.Recorded(at, at, fact, payload) for at, (fact, payload) in enumerate(zip(facts, payloads, strict=True))
+    ]
+    tail = follow.recorded_tail(records)
+    assert (tail.ids, tail.logprobs) == ([7, 8, 9], entries)
+    without = follow.without_end(tail)
+    assert (without.ids, without.logprobs) == ([7, 8], entries[:2])

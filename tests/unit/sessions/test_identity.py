@@ -35,6 +35,15 @@ def test_namespaces_differ_by_tenant_and_model() -> None:
     assert len({identity.namespace(model, tenant) for model in "ab" for tenant in "xy"}) == 4
 
 
+def test_a_salt_narrows_the_namespace_and_cannot_be_guessed_back() -> None:
+    salts = {identity.salt(secret, tenant, name) for secret in (SECRET, b"t" * 32) for tenant in "xy" for name in "ab"}
+    assert len(salts) == 8
+    namespace = identity.namespace("model", "x")
+    assert identity.kv_namespace(namespace, identity.salt(SECRET, "x", None)) == namespace
+    assert len({identity.kv_namespace(namespace, salt) for salt in salts}) == 8
+    assert all(salt != "a" for salt in salts) and identity.salt(SECRET, "x", "\ud800")
+
+
 def test_how_a_text_was_cut_into_parts_does_not_count() -> None:
     start = identity.history_start(SECRET)
     assert identity.history(start, [user("hello world")]) == identity.history(start, [user("hello", " world")])

@@ -41,7 +41,7 @@ def test_who_said_what(talk: Talk) -> None:
 
 def test_an_erased_turn_says_so(talk: Talk) -> None:
     talk.turn("resp_1", "secret", "uno")
-    assert retention.delete(talk.journal, talk.tenant, "resp_1").result()
+    assert retention.erase(talk.journal, "resp_1", retention.CAUSE_UNSTORED).result()
     assert "*The content of this turn was erased.*" in page(talk)
     assert "secret" not in page(talk)
 

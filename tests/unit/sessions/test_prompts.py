@@ -201,7 +201,7 @@ def test_the_engine_is_found_however_far_back(journal: Journal, monkeypatch: pyt
 def test_an_erased_turn_says_so(journal: Journal) -> None:
     start(journal)
     turn(journal, "r1", {"input": "one"}, ("input", "one"))
-    assert retention.delete(journal, "local", "r1").result()
+    assert retention.erase(journal, "r1", retention.CAUSE_UNSTORED).result()
     with pytest.raises(NotFound, match="the content of r1 was erased"):
         read(journal, "r1")
 

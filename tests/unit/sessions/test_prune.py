@@ -93,6 +93,18 @@ def test_the_plan_says_to_the_byte_what_goes(journal: Journal) -> None:
     assert [row.session for row in journal.sessions()] == [OPEN, PINNED_ONE]
 
 
+def test_the_plan_knows_that_packed_facts_give_back_little(journal: Journal) -> None:
+    """A digest takes the place of each payload; what counts is by how much the segments become shorter."""
+    loose = plan(journal, Filters(before_us=1 << 62)).bytes
+    while journal.seal():
+        pass
+    found = plan(journal, Filters(before_us=1 << 62))
+    assert found.bytes < loose
+    chosen = Prune(tuple(Chosen(row.session, row.last_seq) for row in found.chosen))
+    done = OPERATIONS["sessions.prune"].function(journal, chosen)
+    assert abs(done.bytes - found.bytes) < 0.2 * found.bytes
+
+
 def test_a_shared_parent_is_not_counted_and_keeps_its_rows(journal: Journal) -> None:
     (row,) = plan(journal, Filters(ids=(BRANCHED,))).rows
     assert (row.action, row.bytes) == (DELETE, 0)

@@ -109,6 +109,32 @@ def test_an_output_is_not_repeated() -> None:
         Record(data, lambda response: [120] * 99).body(spelled)
 
 
+def test_a_flipped_bit_gives_an_error_or_the_same_body() -> None:
+    """Every single bit. What else a record says is guarded by the digest that is its name."""
+    said = (LONG, "é " + LONG, "short")
+    body = json.dumps({"messages": chat(*said)}, ensure_ascii=False).encode()
+    prompt = Prompt(*((f"messages[{k}].content", text) for k, text in enumerate(said)), ("response:r1", "ab"))
+    outputs = {"r1": list(b"ab")}
+    data = pack(body, prompt.ids, prompt.spans, spelled, lambda name: outputs.get(name, ()))
+    refused = 0
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            found = Record(bytes(changed), lambda name: outputs.get(name, ()))
+            found.ids()
+            assert found.body(spelled) == body
+        except ValueError:
+            refused += 1
+    assert refused > 4 * len(data)
+
+
+@given(st.binary(max_size=80))
+def test_bytes_of_any_kind_are_no_record(junk: bytes) -> None:
+    with pytest.raises(ValueError, match=r"read|fit|cut|cover|version|come out|refers|shorter"):
+        Record(junk, nothing).body(spelled)
+
+
 def test_tokens_beyond_two_bytes() -> None:
     ids = [0, 65_535, 65_536, 151_000, (1 << 20) - 1]
     data = pack(b"{}", ids, [Span(0, 5, "")], None, nothing)

@@ -99,6 +99,22 @@ def test_the_conversation_is_there_under_the_same_ids(talk: Talk, other: Journal
     assert verify(tmp_path / "b").fault is None
 
 
+def test_packed_facts_are_exported_and_imported_as_rows_are(talk: Talk, other: Journal, tmp_path: Path) -> None:
+    file = write(tmp_path / "f", talk.journal)
+    while talk.journal.seal():
+        pass
+    assert Path(write(tmp_path / "g", talk.journal)).read_bytes() == Path(file).read_bytes()
+    import_file(other, ImportFile(file))
+    told = carried(lines_of(other))
+    while other.seal():
+        pass
+    assert carried(lines_of(other)) == told == carried(lines_of(talk.journal))
+    assert import_file(other, ImportFile(file)).known == 3, "packed turns are known as well"
+    assert import_file(talk.journal, ImportFile(write(tmp_path / "h", other))).known == 3
+    assert verify(tmp_path / "a").fault is None
+    assert verify(tmp_path / "b").fault is None
+
+
 def test_the_import_is_told_before_what_it_brought(talk: Talk, other: Journal, tmp_path: Path) -> None:
     file = write(tmp_path / "f", talk.journal)
     import_file(other, ImportFile(file))

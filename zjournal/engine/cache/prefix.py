@@ -5,9 +5,12 @@ has children. A child is found under the bytes of its own tokens, so that a hit 
 every level, and no hash is ever trusted. Siblings are an antichain (none begins with another) and sorted, so
 that the longest common beginning is found at one of two neighbours, however many branches there are.
 
-Pinned paths belong to running requests and stay. The rest is given up from the leaves inwards, least recently
-used first: tails go before the beginnings they share. A terminal state is a mark on a node: who ended there, and
-after how many tokens. What a state costs and when room is needed is residency's business.
+Pinned paths belong to running requests and stay. The rest is given up from the leaves inwards, so that tails go
+before the beginnings they share, and of the leaves the one goes first whose loss weighs least (GreedyDual, Young 1994,
+with frequency): a leaf weighs what it takes to compute it again, at its depth, times the requests that used it, and
+each use lifts it above what has been given up so far. So age alone does not make a long session the victim of short
+ones, what many share stays longest, and nothing stays for ever. A terminal state is a mark on a node: who ended there,
+and after how many tokens. When room is needed is residency's business.
 
 Why a match is no longer than it is can be told as well (`why`). For that the last blocks that were given up are
 remembered by the digest of what stood before them; that memory explains, and takes no part in a hit.
@@ -16,21 +19,25 @@ remembered by the digest of what stood before them; that memory explains, and ta
 from __future__ import annotations
 
 import hashlib
-import heapq
+import itertools
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool
+from zjournal.engine.cache.heap import Heap
 
 TOKEN_BYTES = 4  # tokens are packed as uint32, in the machine's byte order
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
-DEAD_ENTRIES_MAX = 64  # the eviction queue is rebuilt when more than this and the live nodes are dead
 DIGEST_BYTES = 16
 GIVEN_UP_MAX = 4096  # nodes below which blocks that were given up are remembered
 GIVEN_UP_BELOW_MAX = 8  # blocks remembered below one node
 OWNER_STEPS_MAX = 1024  # blocks looked at to name the state that goes on elsewhere
+ATTENTION_TOKENS = 2048  # the depth at which a token's attention costs as much as all the rest of it
+USES_MAX = 8  # uses that count for what a block is worth
+STATES_PER_BRANCH_MAX = 16  # terminal states on one path; earlier ones lose their mark and keep their blocks
+AUDIT_NODES = 256  # that are checked in one go
 
 # Why a match is not one token longer; docs/journal.md explains them.
 WHOLE, EXTENDED, FORKED, EVICTED, COLD, NO_ROOM = "whole", "extended", "forked", "evicted", "cold", "room"
@@ -56,8 +63,10 @@ class Node:
     depth: int  # tokens before this node
     digest: bytes  # of the namespace and all tokens up to the end of this node
     used: int = 0  # tick of the last use, that of kept children not counted
+    base: float = 0.0  # what the graph's `_level` was then
+    uses: int = 0  # requests that began with it, at most USES_MAX
     pins: int = 0  # running requests whose path goes through or ends here
-    queued: bool = False  # has an entry in the eviction queue
+    place: int = -1  # in the heap of those that can be given up
     alive: bool = True
     children: dict[bytes, Node] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
@@ -66,6 +75,11 @@ class Node:
     @property
     def evictable(self) -> bool:
         return self.alive and not self.children and not self.pins and self.parent is not None
+
+    @property
+    def worth(self) -> float:
+        """What its loss weighs: recomputation in units of a block at depth 0, above the level of its last use."""
+        return self.base + (1 + self.depth / ATTENTION_TOKENS) * (1 + self.uses)
 
     def path(self) -> Iterator[Node]:
         """Yields this node and its ancestors, the root excluded, the deepest first."""
@@ -131,8 +145,8 @@ class PrefixGraph:
         self._pool = pool
         self._roots: dict[str, Node] = {}
         self._tick = 0
-        self._queue: list[tuple[int, int, Node]] = []  # (used, serial, node): least recently used first
-        self._serial = 0
+        self._leaves: Heap[Node] = Heap()  # those that can be given up, by worth and age
+        self._level = 0.0  # the highest worth that was ever given up
         # Digest of a node -> blocks below it that were given up: their tokens, and whose state went with them.
         self._given_up: OrderedDict[bytes, list[tuple[bytes, str]]] = OrderedDict()
         self.nodes = 0  # kept blocks
@@ -193,6 +207,7 @@ class PrefixGraph:
         """Keeps the path to `node` from eviction, once more. A namespace exists from its first pin on."""
         root = self._roots.setdefault(node.namespace, node)
         assert node.alive and (node is root) == (node.parent is None)
+        self._leaves.remove(node)
         for one in node.path():
             one.pins += 1
             self.pinned += one.pins == 1
@@ -201,6 +216,7 @@ class PrefixGraph:
     def advance(self, child: Node) -> None:
         """Moves one pin from a node to its child; the path above stays as it is, so this costs nothing."""
         assert child.alive and child.parent is not None
+        self._leaves.remove(child)
         child.pins += 1
         self.pinned += child.pins == 1
 
@@ -211,23 +227,33 @@ class PrefixGraph:
             assert one.pins > 0
             one.pins -= 1
             self.pinned -= one.pins == 0
-        self._enqueue(node)
+        self._offer(node)
         root = self._roots[node.namespace]
         root.pins -= 1
         self._drop_root(root)
 
+    def use(self, node: Node) -> None:
+        """A request begins with the path to `node`."""
+        for one in node.path():
+            one.uses = min(one.uses + 1, USES_MAX)
+        self.touch(node)
+
     def touch(self, node: Node) -> None:
-        """Marks the path to `node` as just used. The nodes above learn of it when they become leaves themselves."""
+        """Marks the path to `node` as the latest. The nodes above learn of it when they become leaves themselves."""
+        self._leaves.remove(node)
         self._tick += 1
         node.used = self._tick
+        node.base = self._level
+        self._offer(node)
 
     # --- growing -----------------------------------------------------------------------------------------
 
-    def insert(self, parent: Node, key: bytes, block: int) -> Node:
+    def insert(self, parent: Node, key: bytes, block: int, like: Node | None = None) -> Node:
         """Keeps `block`, which holds the KV of the tokens `key` after `parent`; returns the node that covers them.
 
         Where a kept child covers the tokens already, that child is returned and `block` is not kept: the KV is
-        the same. A partial child whose tokens begin `key` is absorbed: its states move, its block goes.
+        the same. A partial child whose tokens begin `key` is absorbed: its states move, its block goes. The node is as
+        old as `like`, else new. The caller touches, pins or offers it before anything else happens.
         """
         assert parent.alive
         assert parent.parent is None or len(parent.key) == BLOCK_BYTES
@@ -236,48 +262,61 @@ class PrefixGraph:
         if at < len(parent.order) and parent.order[at].startswith(key):
             return parent.children[parent.order[at]]
         depth = parent.depth + len(parent.key) // TOKEN_BYTES
-        node = Node(parent.namespace, parent, key, block, depth, _digest(parent.digest, key), used=self._tick)
+        node = Node(parent.namespace, parent, key, block, depth, _digest(parent.digest, key))
+        node.used, node.base, node.uses = (like.used, like.base, like.uses) if like else (self._tick, self._level, 0)
         if at > 0 and key.startswith(parent.order[at - 1]):
             shorter = parent.children[parent.order[at - 1]]
             assert not shorter.children and not shorter.pins
             node.states, shorter.states = shorter.states, {}
+            node.uses = shorter.uses
             self._remove(shorter)
         self._pool.hold(block)
+        self._leaves.remove(parent)
         parent.children[key] = node
         insort(parent.order, key)
         self.nodes += 1
-        self._enqueue(node)
         return node
 
-    def mark(self, node: Node, tokens: int, request: str) -> State | None:
-        """Makes the first `tokens` of `node` the end of a terminal state; returns the state whose place it takes."""
+    def mark(self, node: Node, tokens: int, request: str) -> list[State]:
+        """Makes the first `tokens` of `node` the end of a terminal state; returns the states that this displaces.
+
+        That is the one that ended at the same place, and the earliest on the way there where those are too many.
+        """
         assert 0 < tokens <= len(node.key) // TOKEN_BYTES
         before = node.states.get(tokens)
         node.states[tokens] = State(request, node.namespace, node.depth + tokens)
         self.states += before is None
-        return before
+        return [*([before] if before else ()), *self._thin_out(node, tokens)]
+
+    def _thin_out(self, node: Node, tokens: int) -> list[State]:
+        """Takes the marks of all but the last states on the way to here; those where ways part stay."""
+        lost = []
+        count = 0
+        for one in node.path():
+            for at in sorted(one.states, reverse=True):
+                if one is node and at > tokens:
+                    continue
+                count += 1
+                if count > STATES_PER_BRANCH_MAX and len(one.children) <= 1:
+                    lost.append(one.states.pop(at))
+        self.states -= len(lost)
+        return lost
 
     # --- giving up ---------------------------------------------------------------------------------------
 
     def evict(self) -> list[State]:
-        """Gives up the least recently used leaf; returns the terminal states that are lost with it.
+        """Gives up the leaf that is worth least; returns the terminal states that are lost with it.
 
         Something must be evictable. A state that ends further inside stays, and so does a beginning that another
         branch shares.
         """
         assert self.evictable > 0
-        while True:
-            used, _, node = heapq.heappop(self._queue)
-            if not node.alive:
-                continue
-            node.queued = False
-            if used != node.used or not node.evictable:
-                self._enqueue(node)
-                continue
-            lost = list(node.states.values())
-            self._remember(node)
-            self._remove(node)
-            return lost
+        (worth, _), node = self._leaves.pop()
+        self._level = max(self._level, worth)
+        lost = list(node.states.values())
+        self._remember(node)
+        self._remove(node)
+        return lost
 
     def forget(self, requests: Collection[str]) -> list[State]:
         """Gives up the tails that only these requests left behind; returns the terminal states that are lost.
@@ -302,13 +341,12 @@ class PrefixGraph:
         parent = node.parent
         assert parent is not None
         if tokens:
-            states, used = node.states, node.used
+            states = node.states
             self._pool.hold(node.block)
             self.pin(parent)  # else a root without children would be forgotten
             self._remove(node)
-            shorter = self.insert(parent, node.key[: tokens * TOKEN_BYTES], node.block)
-            if shorter.block == node.block:  # else a sibling covers these tokens
-                shorter.used = used
+            shorter = self.insert(parent, node.key[: tokens * TOKEN_BYTES], node.block, like=node)
+            self._offer(shorter)
             self.states += len(states.keys() - shorter.states.keys())
             shorter.states = states | shorter.states
             self.unpin(parent)
@@ -341,24 +379,21 @@ class PrefixGraph:
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None and not node.children and not node.pins
+        self._leaves.remove(node)
         del parent.children[node.key]
         del parent.order[bisect_left(parent.order, node.key)]
         node.alive = False
         parent.used = max(parent.used, node.used)
+        parent.base = max(parent.base, node.base)
         self.nodes -= 1
         self.states -= len(node.states)
         self._pool.release(node.block)
-        self._enqueue(parent)
+        self._offer(parent)
         self._drop_root(parent)
-        if len(self._queue) > 2 * self.nodes + DEAD_ENTRIES_MAX:
-            self._queue = [entry for entry in self._queue if entry[2].alive]
-            heapq.heapify(self._queue)
 
-    def _enqueue(self, node: Node) -> None:
-        if node.evictable and not node.queued:
-            node.queued = True
-            self._serial += 1
-            heapq.heappush(self._queue, (node.used, self._serial, node))
+    def _offer(self, node: Node) -> None:
+        if node.place < 0 and node.evictable:
+            self._leaves.add((node.worth, node.used), node)
 
     def _drop_root(self, root: Node) -> None:
         """Forgets a namespace that keeps nothing, so that memory does not grow with the namespaces ever seen."""
@@ -368,26 +403,39 @@ class PrefixGraph:
 
     # --- checking ----------------------------------------------------------------------------------------
 
-    def check(self) -> dict[int, int]:
-        """Asserts every invariant of the trees; returns the blocks they hold (block -> 1)."""
-        held: dict[int, int] = {}
+    def audit(self, held: dict[int, int]) -> Iterator[None]:
+        """Asserts every invariant of the trees, and tells the blocks they hold (block -> 1); pauses now and then.
+
+        Nothing may change in a pause.
+        """
         pinned = states = 0
         todo = list(self._roots.values())
-        queued = {id(entry[2]) for entry in self._queue if entry[2].alive}
-        assert len(queued) == sum(entry[2].alive for entry in self._queue), "a node is queued twice"
-        while todo:
+        self._leaves.check()
+        assert all(key == (node.worth, node.used) for key, node in self._leaves)
+        evictable = 0
+        for number in itertools.count(1):
+            if not todo:
+                break
             node = todo.pop()
             self._check_node(node)
-            assert node.queued == (id(node) in queued)
+            evictable += node.evictable
             if node.parent is not None:
                 assert node.block not in held, node.block
                 held[node.block] = 1
                 pinned += node.pins > 0
                 states += len(node.states)
             todo.extend(node.children.values())
+            if number % AUDIT_NODES == 0:
+                yield
         assert (len(held), pinned, states) == (self.nodes, self.pinned, self.states)
-        assert len(self._queue) <= 2 * self.nodes + DEAD_ENTRIES_MAX
+        assert evictable == len(self._leaves)
         assert len(self._given_up) <= GIVEN_UP_MAX
+
+    def check(self) -> dict[int, int]:
+        """Asserts every invariant of the trees; returns the blocks they hold (block -> 1)."""
+        held: dict[int, int] = {}
+        for _ in self.audit(held):
+            pass
         return held
 
     def _check_node(self, node: Node) -> None:
@@ -404,7 +452,8 @@ class PrefixGraph:
             return
         assert 0 < len(node.key) <= BLOCK_BYTES and len(node.key) % TOKEN_BYTES == 0
         assert not node.children or len(node.key) == BLOCK_BYTES, "a partial block is a leaf"
-        assert node.queued or not node.evictable, "a leaf nobody could evict"
+        assert (node.place >= 0) == node.evictable, "a leaf nobody could evict, or one that may not be"
+        assert 0 <= node.base <= self._level and 0 <= node.uses <= USES_MAX
         assert node.pins == 0 or len(node.key) == BLOCK_BYTES
         for tokens, state in node.states.items():
             assert 0 < tokens <= len(node.key) // TOKEN_BYTES

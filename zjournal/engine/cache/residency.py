@@ -1,8 +1,9 @@
 """Residency: who may have device memory, and what is given up for it.
 
-A request gets a ticket for all blocks it can ever need, prompt and decode growth, or none. The promise behind
-all tickets is kept by one inequality: outstanding growth <= free + evictable blocks. So what is kept for later
-requests is given up only when a block is really taken, and a running request never waits for memory.
+A request gets a ticket for the blocks that it asks for, its prompt and some growth, or none. The promise behind all
+tickets is kept by one inequality: outstanding growth <= free + evictable blocks. So what is kept for later requests
+is given up only when a block is really taken. A request that outgrows its ticket asks for more (`grow`); where there
+is none, the scheduler preempts another one, whose blocks then count as kept.
 
 What a request computes is filed in the prefix graph block by block, so that others can use it before it ends.
 When it ends well, its last tokens are filed too and marked as a terminal state. Each state that becomes resident
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool, blocks_for
@@ -111,7 +112,7 @@ class Residency:
             return None
         # Before anything is given up for this request, or that would be found as the reason.
         reason, nearest = self._graph.why(match, prompt) if partial is match.partial else (NO_ROOM, "")
-        self._graph.touch(partial or match.node)
+        self._graph.use(partial or match.node)
         cached = len(match.blocks) * BLOCK_TOKENS
         ticket = Ticket(request, namespace, match.blocks, match.node, cached, need, reason, nearest)
         self._growth += need
@@ -123,6 +124,28 @@ class Residency:
             ticket.cached += match.partial_tokens
             self._graph.unpin(partial)
         return ticket
+
+    def grow(self, ticket: Ticket, tokens: int) -> bool:
+        """Reserves room for `tokens` tokens in all; False, and nothing is changed, if there is none."""
+        need = blocks_for(tokens) - len(ticket.table) - ticket.growth
+        if need > 0:
+            if not self._has_room(need):
+                return False
+            ticket.growth += need
+            self._growth += need
+        return True
+
+    def reach(self, ticket: Ticket) -> int:
+        """Tokens that the table can be made to hold now, with nothing given up and no promise to others touched."""
+        spare = max(self._pool.free - (self._growth - ticket.growth), 0)
+        return (len(ticket.table) + spare) * BLOCK_TOKENS
+
+    def trim(self, ticket: Ticket, tokens: int) -> None:
+        """Takes the blocks behind the first `tokens` tokens back into the growth: their guesses proved wrong."""
+        while len(ticket.table) > blocks_for(tokens):
+            self._pool.release(ticket.table.pop())
+            ticket.growth += 1
+            self._growth += 1
 
     def extend(self, ticket: Ticket, tokens: int) -> None:
         """Makes the table reach to `tokens` tokens, out of the ticket's growth; evicts where nothing is free."""
@@ -148,6 +171,7 @@ class Residency:
                 self._pool.hold(node.block)
                 self._pool.release(ticket.table[at])
                 ticket.table[at] = node.block
+                self.releases += 1
 
     def release(self, ticket: Ticket, ids: array[int], computed: int, *, terminal: bool) -> None:
         """Takes everything back. The KV of the first `computed` tokens stays until its room is needed.
@@ -163,8 +187,7 @@ class Residency:
         self._graph.touch(end)
         if terminal:
             assert computed > 0
-            replaced = self._graph.mark(end, tokens, ticket.request)
-            self._changed("evict", [replaced] if replaced else [])
+            self._changed("evict", self._graph.mark(end, tokens, ticket.request))
             self._changed("admit", [State(ticket.request, ticket.namespace, computed)])
         self._graph.unpin(ticket.node)
         for block in ticket.table:
@@ -190,9 +213,14 @@ class Residency:
             blocks = blocks_for(state.tokens)
             self._changes.append(CacheChanged(self._fact, change, state.namespace, state.request, state.tokens, blocks))
 
-    def check(self, tickets: Iterable[Ticket]) -> None:
-        """Asserts that free + held + kept is the pool, block by block, and that the promise to `tickets` holds."""
-        holders = Counter(self._graph.check())
+    def audit(self, tickets: Collection[Ticket]) -> Iterator[None]:
+        """Asserts that free + held + kept is the pool, block by block, and that the promise to `tickets` holds.
+
+        Pauses now and then; nothing may change in a pause.
+        """
+        kept: dict[int, int] = {}
+        yield from self._graph.audit(kept)
+        holders = Counter(kept)
         growth = 0
         for ticket in tickets:
             assert len(set(ticket.table)) == len(ticket.table), "a block twice in one table"
@@ -201,6 +229,12 @@ class Residency:
             assert ticket.node.pins > 0 or ticket.node.parent is None
             holders.update(ticket.table)
             growth += ticket.growth
+        yield
         self._pool.check(holders)
         assert growth == self._growth
         assert self._growth <= self._pool.free + self._graph.evictable, "more was promised than there is"
+
+    def check(self, tickets: Collection[Ticket]) -> None:
+        """`audit` without pauses."""
+        for _ in self.audit(tickets):
+            pass

@@ -1,18 +1,26 @@
-"""From one row of logits to a token: a pure function of logits, settings, seed and output position.
+"""From one row of logits to a token: a pure function of logits, settings, seed, position and the tokens so far.
+
+The order is fixed: logit_bias, repetition_penalty, frequency and presence penalty, min_tokens; then temperature, top_k,
+top_p, min_p. The first four change logits, and what they leave is what greedy takes; the last
+four choose among probabilities, as in the transformers library. Equal values are ordered by token id, lowest first.
 
 The noise is counter-based: it is a hash of the seed and the position and keeps no state, so a row draws the same
-token alone, in any batch, and when it is generated again after a restart. Order: temperature, then top_k, then
-top_p, as in the transformers library. Equal values are ordered by token id, lowest first.
+token alone, in any batch, behind any number of drafts, and when it is generated again after a restart.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 
 from zjournal.link import wire
 
+ALTERNATIVES_MAX = 20  # logprobs told beside that of the token itself
 _MASK = (1 << 64) - 1
 _CANDIDATES = 256  # how many of the best top_p looks at first
+_LEAST = float(np.finfo(np.float32).min)
+_NO_IDS = np.empty(0, dtype=np.uint32)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -28,20 +36,98 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def choose(logits: np.ndarray, sampling: wire.Sampling, index: int) -> int | None:
-    """The token for output position `index`. `logits`: fp32 [vocab]. None if they are not numbers."""
-    best = int(np.argmax(logits))  # the first of equals, and the first NaN if there is one
-    if not np.isfinite(logits[best]):
+def choose(
+    logits: np.ndarray,
+    sampling: wire.Sampling,
+    index: int,
+    ids: np.ndarray = _NO_IDS,
+    prompt: int = 0,
+    end_tokens: Collection[int] = (),
+) -> int | None:
+    """The token for output position `index`. `logits`: fp32 [vocab]. None if they are not numbers.
+
+    `ids` are all tokens before it, [prompt + index], the first `prompt` of them the prompt; only penalties look.
+    `end_tokens` cannot come before `sampling.min_tokens`; None as well where nothing else is left.
+    """
+    if not _has_best(logits):  # before min_tokens may hide it
+        return None
+    scores = adjusted(logits, sampling, index, ids, prompt, end_tokens)
+    best = int(np.argmax(scores))  # the first of equals
+    if not np.isfinite(scores[best]):
         return None
     if sampling.temperature == 0 or sampling.top_k == 1:
         return best
-    scaled = (logits.astype(np.float64) - float(logits[best])) / sampling.temperature
-    weight = np.exp(scaled)
+    with np.errstate(over="ignore"):  # far below the best, at a temperature near 0, is nothing at all
+        weight = np.exp((scores.astype(np.float64) - float(scores[best])) / sampling.temperature)
     noise = uniform(sampling.seed, index)
-    if sampling.top_k <= 0 and sampling.top_p >= 1:
+    if sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.min_p <= 0:
         return _pick(np.arange(len(weight)), weight, noise)
-    ids = _candidates(weight, sampling.top_k, sampling.top_p)
-    return _pick(ids, weight[ids], noise)
+    if sampling.top_k <= 0 and sampling.top_p >= 1:
+        kept = np.flatnonzero(weight >= sampling.min_p)  # the best one weighs 1
+    else:
+        kept = _candidates(weight, sampling.top_k, sampling.top_p)
+        kept = kept[weight[kept] >= sampling.min_p]
+    return _pick(kept, weight[kept], noise)
+
+
+def adjusted(
+    logits: np.ndarray,
+    sampling: wire.Sampling,
+    index: int,
+    ids: np.ndarray = _NO_IDS,
+    prompt: int = 0,
+    end_tokens: Collection[int] = (),
+) -> np.ndarray:
+    """The logits that temperature and the rest see: as they came, or changed ones in float64. See choose."""
+    repeats = sampling.repetition_penalty != 1
+    counts = _counts(sampling)
+    masks = index < sampling.min_tokens and bool(end_tokens)
+    if not (sampling.logit_bias or repeats or counts or masks):
+        return logits
+    assert not (repeats or counts) or len(ids) == prompt + index, (len(ids), prompt, index)
+    scores = logits.astype(np.float64)
+    if sampling.logit_bias:
+        biased, bias = zip(*sampling.logit_bias, strict=True)
+        np.add.at(scores, list(biased), bias)
+    if repeats:
+        seen = np.zeros(len(scores), dtype=bool)
+        seen[ids] = True  # a scatter, where sorting a long prompt at each token would cost milliseconds
+        held = scores[seen]
+        scores[seen] = np.where(held < 0, held * sampling.repetition_penalty, held / sampling.repetition_penalty)
+    if counts:
+        count = np.bincount(ids[prompt:], minlength=len(scores))
+        said = count > 0
+        scores[said] -= count[said] * sampling.frequency_penalty + sampling.presence_penalty
+    if masks:
+        scores[list(end_tokens)] = -np.inf
+    return scores
+
+
+def looks_back(sampling: wire.Sampling) -> bool:
+    """Whether the tokens so far matter."""
+    return sampling.repetition_penalty != 1 or _counts(sampling)
+
+
+def _counts(sampling: wire.Sampling) -> bool:
+    return sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+
+
+def logprobs(logits: np.ndarray, token: int, alternatives: int) -> bytes:
+    """The logprob of `token` and the best `alternatives`, packed as in wire.Tokens. `logits`: fp32 [vocab].
+
+    They are the model's own, the log-softmax of the logits as they came: before bias, penalties and temperature.
+    """
+    assert 0 <= alternatives <= ALTERNATIVES_MAX, alternatives
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    scores = np.maximum(scores, _LEAST)  # a masked token's is -inf, which no JSON can tell
+    best = _best(scores, alternatives) if alternatives else _NO_IDS
+    return wire.pack_logprobs(float(scores[token]), [(int(other), float(scores[other])) for other in best])
+
+
+def _has_best(logits: np.ndarray) -> bool:
+    return bool(np.isfinite(logits[int(np.argmax(logits))]))  # argmax finds the first NaN if there is one
 
 
 def _candidates(weight: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
@@ -59,14 +145,14 @@ def _candidates(weight: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
         count = min(count * 8, limit)
 
 
-def _best(weight: np.ndarray, count: int) -> np.ndarray:
+def _best(values: np.ndarray, count: int) -> np.ndarray:
     """The ids of the `count` largest, best first, equals by id."""
-    if count < len(weight):
-        least = np.partition(weight, len(weight) - count)[len(weight) - count]
-        ids = np.flatnonzero(weight >= least)
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        ids = np.flatnonzero(values >= least)
     else:
-        ids = np.arange(len(weight))
-    return ids[np.argsort(-weight[ids], kind="stable")][:count]
+        ids = np.arange(len(values))
+    return ids[np.argsort(-values[ids], kind="stable")][:count]
 
 
 def _pick(ids: np.ndarray, weight: np.ndarray, noise: float) -> int:

@@ -12,10 +12,10 @@ import os
 import signal
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from zjournal.checkpoint.gguf import read_header
+from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.checkpoint.script import Script, Turn, read_script
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
@@ -24,6 +24,7 @@ from zjournal.link import wire
 
 TOKEN_KV_BYTES = 1024  # what a token counts against the KV memory: 1 GiB holds 1,048,576
 WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
+PART_HEX = 16  # of a digest in `parts`
 _FORGET = -1  # a place in a block that was never written
 
 
@@ -35,12 +36,24 @@ class _Playing:
         self.emits = emits
         self.ids = array("i", prompt)
 
-    def next(self, index: int) -> int | Fault:
-        """Returns output token `index`; after the turn's own tokens its last one, the end token, again and again."""
+    def next(self, index: int, drafts: Sequence[int]) -> list[int] | Fault:
+        """Returns output token `index`, and one more for each draft that is right, as one by one they would come.
+
+        After the turn's own tokens its last one, the end token, comes again and again.
+        """
         if self.turn.die_after is not None and index >= self.turn.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.turn.fail_after is not None and index >= self.turn.fail_after:
             return EngineFailed(f"The script fails this request after {self.turn.fail_after} tokens.")
+        breaks = [after for after in (self.turn.die_after, self.turn.fail_after) if after is not None]
+        tokens = [self._token(index)]
+        for draft in drafts:
+            if draft != tokens[-1] or index + len(tokens) in breaks:
+                break
+            tokens.append(self._token(index + len(tokens)))
+        return tokens
+
+    def _token(self, index: int) -> int:
         return self.emits[min(index, len(self.emits) - 1)]
 
 
@@ -54,6 +67,7 @@ class ScriptedRunner:
         self._script = script
         self.tokenizer = tokenizer
         self.fingerprint = f"scripted:{digest}"
+        self.parts: Mapping[str, str] = {"weights": digest[:PART_HEX], "kernels": self.kernels}
         self.context = min(start.context, script.context) if start.context else script.context
         self.block_count = start.kv_bytes // (TOKEN_KV_BYTES * BLOCK_TOKENS)
         self.vocab_size = tokenizer.vocab_size
@@ -71,10 +85,10 @@ class ScriptedRunner:
         path = Path(start.model)
         script = read_script(path)
         if not start.tokenizer:
-            raise ModelFault(f"{path}: a scripted model needs the tokenizer of a GGUF")
+            raise ModelFault(f"{path}: a scripted model needs the tokenizer of a model")
         progress(0.5)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        return cls(script, Tokenizer.from_header(read_header(start.tokenizer)), start, digest)
+        return cls(script, open_checkpoint(start.tokenizer).tokenizer(), start, digest)
 
     def begin(self, request: str, prompt: Sequence[int]) -> None:
         """Chooses the request's turn by what stands at the end of its prompt, and uses it up."""
@@ -106,10 +120,11 @@ class ScriptedRunner:
         for part in slices:
             if part.sampling is not None:
                 playing = self._playing[part.request]
-                result = playing.next(part.index)
+                result = playing.next(part.index, part.tokens[len(part.tokens) - part.drafts :])
                 if not isinstance(result, Fault):
-                    playing.ids.append(result)
-                results.append(result if isinstance(result, Fault) else Sampled((result,)))
+                    playing.ids.extend(result)
+                results.append(result if isinstance(result, Fault) else _sampled(result, part.sampling))
+        time.sleep(self._guessed_ms(slices, results) / 1000)
         return results
 
     def _choose(self, tail: str) -> int:
@@ -144,9 +159,10 @@ class ScriptedRunner:
         end = part.start + len(part.tokens)
         used = part.table[: -(-end // BLOCK_TOKENS)]
         spelled = b"".join(self._blocks[block].tobytes() for block in used)
-        wanted = memoryview(ids)[:end].tobytes()
+        drafts = array("i", part.tokens[len(part.tokens) - part.drafts :])
+        wanted = (ids[: end - part.drafts] + drafts).tobytes()
         assert spelled[: len(wanted)] == wanted, f"the block table of {part.request} does not spell its tokens"
-        assert (part.sampling is not None) == (end == len(ids)), "samples exactly when all tokens are computed"
+        assert (part.sampling is not None) == (end - part.drafts == len(ids)), "samples when all tokens are computed"
 
     def _delay_ms(self, slices: Sequence[Slice]) -> float:
         """A batch takes as long as its slowest token, and its prompts one after another."""
@@ -154,10 +170,32 @@ class ScriptedRunner:
         for part in slices:
             turn = self._playing[part.request].turn
             if part.sampling is not None:
-                token = max(token, self._script.delay_ms if turn.delay_ms is None else turn.delay_ms)
-            if len(part.tokens) > 1 or part.index == 0:
-                prefill += turn.prefill_ms_per_1k * len(part.tokens) / 1000
+                token = max(token, self._token_ms(turn))
+            read = len(part.tokens) - part.drafts
+            if read > 1 or part.index == 0:
+                prefill += turn.prefill_ms_per_1k * read / 1000
         return token + prefill
+
+    def _guessed_ms(self, slices: Sequence[Slice], results: Sequence[Sampled | Fault]) -> float:
+        """Tokens that were guessed right take their time as well: a script says how long each of its tokens takes."""
+        sampling = [part for part in slices if part.sampling is not None]
+        return max(
+            (
+                self._token_ms(self._playing[part.request].turn) * (len(result.tokens) - 1)
+                for part, result in zip(sampling, results, strict=True)
+                if isinstance(result, Sampled)
+            ),
+            default=0.0,
+        )
+
+    def _token_ms(self, turn: Turn) -> float:
+        return self._script.delay_ms if turn.delay_ms is None else turn.delay_ms
+
+
+def _sampled(tokens: Sequence[int], sampling: wire.Sampling) -> Sampled:
+    """A script is sure of each token: its logprob is 0, and there is no alternative but itself."""
+    told = [wire.pack_logprobs(0.0, [(token, 0.0)][: sampling.logprobs]) for token in tokens]
+    return Sampled(tuple(tokens), b"".join(told) if sampling.logprobs >= 0 else b"")
 
 
 def _blank(tokens: int) -> array[int]:

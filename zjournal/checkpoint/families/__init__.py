@@ -1,0 +1,1 @@
+"""The families of decoders: one file each, from a file's metadata to a `Model`."""
