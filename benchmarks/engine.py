@@ -6,7 +6,8 @@ the bandwidth that the same threads reach by reading.
 
     python benchmarks/engine.py [MODEL.gguf]
 
-The last table shows speculation: a file is repeated with changes, with and without guesses in turn (see parts/echo.py).
+Then speculation: a file is repeated with changes, with and without guesses in turn (parts/echo.py). Last the whole
+server beside llama-server: a warm turn, and streams together (parts/turns.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts import echo
+from parts import echo, turns
 
 from zjournal.checkpoint.locate import locate
 from zjournal.engine.runner import Runner
@@ -41,8 +42,8 @@ BATCHES = (2, 4, 8)
 DECODED = 32
 GUESSES = (3, 5, 7)
 # The least ratio to the peer in the same run, and the least tokens per second where there is none.
-PREFILL_MUST = {512: (1.0, 150.0)}
-DECODE_MUST = {128: (0.2, 18.0)}
+PREFILL_MUST = {512: (1.0, 150.0), 2048: (2.0, 150.0)}
+DECODE_MUST = {128: (0.8, 18.0), 2048: (0.8, 18.0)}
 TRIES = 3
 PEER_TIMEOUT_S = 600
 READ_BYTES = 1 << 28
@@ -71,6 +72,8 @@ def main() -> None:
     for rows, rate in batches.items():
         _row(f"decode at {CONTEXTS[0]}, {rows} sequences", rate, None, None, None)
     echo.lines(runner, path, GUESSES)
+    runner.close()
+    turns.lines(path, threads)
 
 
 def _row(what: str, rate: float, peer: float | None, limit: float | None, must: tuple[float, float] | None) -> None:
