@@ -1,7 +1,8 @@
 """Whole servers beside each other: the warm turn of a long conversation, and streams together; ours and llama-server.
 
-Both serve the same file on the same threads over Chat Completions on loopback, one after the other in the same run. The
-peer is taken from LLAMA_SERVER, from beside LLAMA_BENCH, or from the PATH; without it the ratios stay empty.
+Both serve the same file on the same threads over Chat Completions on loopback, one after the other in the same run.
+Ours makes no guesses here: a greedy model that may not end repeats itself, and guessing would flatter us. The peer is
+taken from LLAMA_SERVER, from beside LLAMA_BENCH, or from the PATH; without it the ratios stay empty.
 """
 
 from __future__ import annotations
@@ -38,7 +39,17 @@ def lines(path: Path, threads: int) -> None:
     """Measures and prints."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server(Path(folder) / "data", "--model", str(path), "--threads", str(threads), "--max-running", "8") as server,
+        Server(
+            Path(folder) / "data",
+            "--model",
+            str(path),
+            "--threads",
+            str(threads),
+            "--max-running",
+            "8",
+            "--speculation",
+            "0",
+        ) as server,
     ):
         base = f"http://127.0.0.1:{server.port}"
         ours_turns = [_turn(base, number) for number in range(TURNS)]
