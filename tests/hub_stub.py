@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -26,6 +27,7 @@ class Stub(http.server.ThreadingHTTPServer):
         self.ranges: list[str] = []
         self.asked: Counter[str] = Counter()
         self.damaged = False
+        self.endless = False  # files go on and on, until nobody reads
         self.status: dict[str, tuple[int, str]] = {}  # path -> status, error code
 
     def __enter__(self) -> Stub:
@@ -83,6 +85,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode())
 
     def file(self, data: bytes) -> None:
+        if self.server.endless and self.command == "GET":
+            return self.forever(data)
         headers, status = {}, 200
         if self.server.damaged and len(data) > LARGE:
             data = b"X" + data[1:]
@@ -94,6 +98,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             data, status = data[start:], 206
         cut = self.server.cuts.pop(0) if self.server.cuts and len(data) > self.server.cuts[0] else len(data)
         self.answer(status, data, headers, cut)
+
+    def forever(self, data: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(data)
 
     def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
         self.send_response(status)

@@ -132,6 +132,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     previous: str | None = None  # previous_response_id
     session_key: str | None = None  # what the client calls its session, if it says so
     cache_salt: str | None = None  # its KV is shared only with requests that have the same
+    background: bool = False  # it can wait: everybody else's work goes first
     client: tuple[tuple[str, str], ...] = ()  # headers that say who asks, by lower-case name; no credentials
 
 

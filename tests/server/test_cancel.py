@@ -48,6 +48,9 @@ def test_o22_a_cut_stream_keeps_its_counts(tmp_path: Path, path: str) -> None:
         (turn,) = wait_turns(server, 1, "cancelled")
         assert 12 <= turn["output_tokens"] < 400
         assert turn["prompt_tokens"] > 0
+        assert turn["cached_tokens"] == 0
+        metrics = server.http.get("/metrics").text
+        assert f"zj_output_tokens_total {float(turn['output_tokens'])}" in metrics
     verify(tmp_path / "data")
 
 

@@ -117,7 +117,7 @@ _echo_decoder = msgspec.json.Decoder(_Echo)
 def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
     """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`."""
     body = fields.parse(_body_decoder, raw)
-    fields.require_neutral(body, _NEUTRAL)
+    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN)
     if not body.messages:
         raise BadRequest("`messages` is empty.", param="messages")
     items: list[Item] = []
@@ -135,6 +135,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         stream=bool(body.stream),
         session_key=fields.session_key(headers, body.prompt_cache_key),
         cache_salt=body.cache_salt,
+        background=fields.background(body),
         client=fields.client(headers),
     )
 

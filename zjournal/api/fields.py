@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -93,6 +93,40 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     top_logprobs: int | None = None
     stop: str | list[str] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
+    ignore_eos: Any = None
+    stop_token_ids: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    echo: Any = None
+    prompt_logprobs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+
+# Fields of other servers that change what is sampled, and what they may hold when they ask for nothing. A client that
+# sends one counts on it: to ignore it would be to answer another question.
+FOREIGN: dict[str, tuple[Any, ...]] = {
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+
+
+def background(body: SamplingFields) -> bool:
+    """Whether the client can wait: `service_tier: flex` asks for the work to yield to everybody else's."""
+    return body.service_tier == "flex"
 
 
 class Kind(msgspec.Struct):

@@ -34,6 +34,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "background": (False,),
     "generate": (True,),
+    "n": (1,),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),
@@ -79,6 +80,7 @@ class _Body(fields.SamplingFields, kw_only=True):
     tool_choice: Any = None
     background: bool | None = None
     generate: bool | None = None
+    n: Any = None
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
@@ -106,6 +108,7 @@ class _Echo(msgspec.Struct):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    service_tier: str | None = None
 
 
 class _Part(msgspec.Struct):
@@ -141,7 +144,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
     """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`."""
     body = fields.parse(_body_decoder, raw)
     echo = fields.parse(_echo_decoder, raw)  # what is repeated must be sound as well
-    fields.require_neutral(body, _NEUTRAL)
+    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN)
     _refuse_unable(body)
     return Ask(
         protocol="responses",
@@ -157,6 +160,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         previous=body.previous_response_id,
         session_key=fields.session_key(headers, echo.prompt_cache_key),
         cache_salt=body.cache_salt,
+        background=fields.background(body),
         client=fields.client(headers),
     )
 
@@ -399,7 +403,7 @@ def _request_half(turn: Turn) -> dict[str, Any]:
         "max_tool_calls": echo.max_tool_calls,
         "store": turn.stored,
         "background": False,
-        "service_tier": "default",
+        "service_tier": "flex" if echo.service_tier == "flex" else "default",
         "metadata": echo.metadata or {},
         "user": echo.user,
         "safety_identifier": echo.safety_identifier,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ import msgspec
 from zjournal import ask, errors
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
+from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.config import ApiKeys
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
@@ -37,6 +39,7 @@ from zjournal.sessions.vocabulary import Vocabulary
 QUEUE_ASKS_MAX = 256  # accepted and not ended
 PLACING_TRIES_MAX = 3
 OPENED_MAX = 4096  # sessions opened lately that are remembered
+FORGET_TEXTS_S = 10.0  # at least between two times that the tokenizer forgets, for it must read all that goes on anew
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
 LOCAL = "local"
@@ -103,6 +106,8 @@ class Desk:
         self._submitting = 0
         # One thread renders: tokenizer and chain caches have one user at a time.
         self._renderer = ThreadPoolExecutor(1, "render")
+        self._texts_forgotten = -math.inf  # on the loop's clock
+        self._forgetting_texts: asyncio.TimerHandle | None = None
 
     # --- what the composition root sets -----------------------------------------------------------------
 
@@ -121,9 +126,9 @@ class Desk:
             self._decoders,
         )
         self._words = Vocabulary(served.vocabulary)
-        self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains))
+        self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains, served.tokenizer))
 
-    def _forgetting(self, loop: asyncio.AbstractEventLoop, chains: chain.Chains) -> Subscriber:
+    def _forgetting(self, loop: asyncio.AbstractEventLoop, chains: chain.Chains, tokenizer: Tokenizer) -> Subscriber:
         """Who hears of what was deleted, however that came about: it must not live on in memory."""
 
         def forget(responses: list[str], erased: tuple[str, ...], sessions: list[str]) -> None:
@@ -132,6 +137,8 @@ class Desk:
                 del self._opened[key]
             for response in responses:  # behind whatever is being rendered, which may be reading it right now
                 self._renderer.submit(chains.forget, response)
+            if erased:
+                self._forget_texts(loop, tokenizer)
 
         def hear(facts: Sequence[events.Recorded]) -> None:
             gone = [fact.event for fact in facts if isinstance(fact.event, _GONE)]
@@ -142,6 +149,17 @@ class Desk:
                 loop.call_soon_threadsafe(forget, responses, erased, sessions)
 
         return hear
+
+    def _forget_texts(self, loop: asyncio.AbstractEventLoop, tokenizer: Tokenizer) -> None:
+        """Has the tokenizer forget what it has encoded: now, or once FORGET_TEXTS_S have passed since the last time."""
+        if self._forgetting_texts is not None:
+            return
+
+        def forget() -> None:
+            self._forgetting_texts, self._texts_forgotten = None, loop.time()
+            self._renderer.submit(tokenizer.forget)
+
+        self._forgetting_texts = loop.call_at(max(self._texts_forgotten + FORGET_TEXTS_S, loop.time()), forget)
 
     def drain(self) -> None:
         """Takes no more requests; those that run go on."""
@@ -327,6 +345,7 @@ class Desk:
                 request=response,
                 tokens=wire.pack_ids(prompt.ids),
                 session=session,
+                background=request.background,
                 namespace=identity.kv_namespace(accepted.namespace, accepted.salt),
                 sampling=sampling.sent(accepted, request.sampling.logit_bias),
                 max_tokens=max_tokens,
@@ -347,7 +366,7 @@ class Desk:
             prompt = assemble(whole, served.template, served.tokenizer, served.dialect, limit)
         except errors.ContextTooLong as fault:
             raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
-        return place, prompt, pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs)
+        return place, prompt, pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
 
     def _session(self, place: chain.Place) -> tuple[str, Written | None]:
         """The id of a request's session, and the append that opens it if the journal did not have it yet."""
@@ -456,9 +475,10 @@ def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
     """How many tokens may be sampled: what was asked, else what fits. Raises ContextTooLong; never cuts."""
     field = _prompt_field(request)
     limit = min(ready.context, ready.kv_tokens)
+    place = "model's context window" if ready.context <= ready.kv_tokens else "server's KV memory (`kv_memory`)"
     if prompt + 1 > limit:
         raise errors.ContextTooLong(
-            f"The prompt has {prompt} tokens; this model's context window holds {limit}, the answer included.",
+            f"The prompt has {prompt} tokens; this {place} holds {limit}, the answer included.",
             param=field,
         )
     if request.max_tokens is None:
@@ -466,7 +486,7 @@ def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
     if prompt + request.max_tokens > limit:
         raise errors.ContextTooLong(
             f"The prompt has {prompt} tokens and up to {request.max_tokens} were asked for; "
-            f"this model's context window holds {limit}.",
+            f"this {place} holds {limit}.",
             param=field,
         )
     return request.max_tokens

@@ -18,7 +18,7 @@ from zjournal.checkpoint.decoder import Model, Shape
 from zjournal.checkpoint.families import gemma3, llama, qwen
 from zjournal.checkpoint.fingerprint import fingerprint
 from zjournal.checkpoint.gguf import TensorInfo
-from zjournal.checkpoint.hfconfig import JSON_BYTES_MAX, HfConfig
+from zjournal.checkpoint.hfconfig import JSON_BYTES_MAX, HfConfig, open_file
 from zjournal.checkpoint.template import Template
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.errors import ModelFault
@@ -143,7 +143,7 @@ class FolderCheckpoint:
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(limit)
     except OSError as error:
         raise ModelFault(f"{path}: {error.strerror or error}") from error

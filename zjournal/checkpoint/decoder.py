@@ -25,6 +25,8 @@ SHARE_MAX = 64  # query heads that share one key head
 LANES = 16  # widths are multiples of it
 ROPE_FACTOR_MAX = 1024.0
 ROPE_BASE_MAX = 1e12
+ROTATIONS_MIN, ROTATIONS_MAX = 1e-3, 1e6  # YaRN's beta_slow and beta_fast; usual are 1 and 32
+AMPLITUDE_MAX = 100.0  # YaRN's attention_factor
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 NORMS = ("attn_norm", "ffn_norm")
@@ -192,12 +194,21 @@ def _check_rope(rope: Rope, path: Path) -> None:
         raise ModelFault(f"{path}: the RoPE base {rope.base} is not between 1 and {ROPE_BASE_MAX:g}")
     if not 1 <= rope.factor <= ROPE_FACTOR_MAX:
         raise ModelFault(f"{path}: the RoPE factor {rope.factor} is not between 1 and {ROPE_FACTOR_MAX:g}")
-    if rope.kind in ("llama3", "yarn") and rope.original < 1:
-        raise ModelFault(f"{path}: RoPE scaling {rope.kind} has no original context length")
+    if rope.kind in ("llama3", "yarn") and not 1 <= rope.original <= CONTEXT_MAX:
+        raise ModelFault(
+            f"{path}: RoPE scaling {rope.kind} has the original context {rope.original}, not 1 to {CONTEXT_MAX}"
+        )
     if rope.kind == "llama3" and not 0 < rope.low < rope.high:
         raise ModelFault(f"{path}: RoPE's low_freq_factor {rope.low} is not below high_freq_factor {rope.high}")
     if rope.kind == "yarn" and not 0 < rope.beta_slow <= rope.beta_fast:
         raise ModelFault(f"{path}: RoPE's beta_slow {rope.beta_slow} is over beta_fast {rope.beta_fast}")
+    if rope.kind == "yarn" and not (rope.beta_slow >= ROTATIONS_MIN and rope.beta_fast <= ROTATIONS_MAX):
+        found = f"{rope.beta_slow:g} and {rope.beta_fast:g}"
+        raise ModelFault(
+            f"{path}: RoPE's beta_slow and beta_fast are {found}, not {ROTATIONS_MIN:g} to {ROTATIONS_MAX:g}"
+        )
+    if rope.amplitude is not None and not 0 < rope.amplitude <= AMPLITUDE_MAX:
+        raise ModelFault(f"{path}: RoPE's attention_factor is {rope.amplitude:g}, not between 0 and {AMPLITUDE_MAX:g}")
 
 
 # --- the override -------------------------------------------------------------------------------------

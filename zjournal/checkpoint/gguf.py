@@ -12,6 +12,7 @@ A string is u64 length and UTF-8. Source: the GGUF specification in the ggml rep
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import struct
@@ -283,6 +284,9 @@ def _read(path: Path, data: mmap.mmap, size: int) -> Header:
     raw = [_tensor(cursor) for _ in range(tensor_count)]
     data_offset = -(-cursor.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
+    for one, other in itertools.pairwise(sorted(raw, key=lambda info: (info.offset, info.bytes))):
+        if one.offset + one.bytes > other.offset and one.name != other.name:
+            cursor.fail(f"the tensors {one.name} and {other.name} overlap")
     for info in raw:
         if info.name in tensors:
             cursor.fail(f"the tensor {info.name} stands twice")

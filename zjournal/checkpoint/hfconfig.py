@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from zjournal.errors import ModelFault
 
 JSON_BYTES_MAX = 64 << 20  # tokenizer.json of 260,000 tokens has 33 MB
+FLOAT_INT_MAX = 1 << 64  # a larger int stands for no number that a model has, and may be none that a float can hold
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -38,17 +41,29 @@ class HfConfig:
             value = default
         if value is None:
             raise ModelFault(f"{self.path}: {self._prefix}{key} is missing")
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) <= FLOAT_INT_MAX:
             return kind(value)
         if type(value) is not kind:
             raise ModelFault(f"{self.path}: {self._prefix}{key} is {value!r}, not of type {kind.__name__}")
         return value
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file to be read, never a pipe or a device, which might not end or not even open. Raises ModelFault."""
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    except OSError as error:
+        raise ModelFault(f"{path}: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ModelFault(f"{path}: not a file")
+    return file
+
+
 def read_object(path: Path, limit: int = JSON_BYTES_MAX) -> dict[str, Any]:
     """The JSON object in a file. Raises ModelFault."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise ModelFault(f"{path}: {error.strerror or error}") from error

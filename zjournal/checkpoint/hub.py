@@ -207,15 +207,23 @@ def _size(path: Path) -> int:
         return 0
 
 
-class _Counted:
-    """A file that tells how long it has become; what huggingface-hub's http_get needs of one."""
+class _TooLong(Exception):
+    """The hub sends more than it told."""
 
-    def __init__(self, file: BinaryIO, told: Callable[[int], None]) -> None:
+
+class _Counted:
+    """A file that tells how long it has become, and becomes no longer than `most` bytes, whatever the hub sends; what
+    huggingface-hub's http_get needs of one."""
+
+    def __init__(self, file: BinaryIO, most: int, told: Callable[[int], None]) -> None:
         self._file = file
+        self._most = most
         self._told = told
         self.seek, self.tell, self.truncate = file.seek, file.tell, file.truncate
 
     def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._most:
+            raise _TooLong
         count = self._file.write(data)
         self._told(self._file.tell())
         return count
@@ -241,9 +249,13 @@ def _fetch(
             start = out.seek(0)
             out.truncate()
         told(start)
-        counted: Any = _Counted(out, told)
+        counted: Any = _Counted(out, file.size, told)
         if start < file.size:
-            http_get(url, counted, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
+            try:
+                http_get(url, counted, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
+            except _TooLong:
+                part.unlink()
+                raise ModelFault(f"{name}: {file.name} is longer than the {file.size} bytes of its listing") from None
         out.flush()
         os.fsync(out.fileno())
     wrong = _mismatch(part, file)

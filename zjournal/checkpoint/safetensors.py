@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.checkpoint.gguf import TensorInfo
-from zjournal.checkpoint.hfconfig import read_object
+from zjournal.checkpoint.hfconfig import open_file, read_object
 from zjournal.errors import ModelFault
 
 SINGLE = "model.safetensors"
@@ -52,7 +52,7 @@ def shards(folder: Path) -> list[Path]:
     for name in files:
         if Path(name).name != name or name in (".", ".."):
             raise ModelFault(f"{index}: the file name {name!r} leads out of the folder")
-        if not (folder / name).exists():
+        if not os.path.exists(folder / name):  # False as well for a name that no file can have
             raise ModelFault(f"{folder / name}: no such file, and {INDEX} names it")
     return [folder / name for name in files]
 
@@ -76,7 +76,7 @@ def read_tensors(files: list[Path]) -> tuple[dict[str, TensorInfo], list[int]]:
 
 def _read_shard(path: Path, number: int) -> tuple[dict[str, TensorInfo], int]:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_LENGTH.size)
             length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
@@ -89,7 +89,7 @@ def _read_shard(path: Path, number: int) -> tuple[dict[str, TensorInfo], int]:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(value, type=_Entry) for name, value in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFault(f"{path}: the header is damaged: {error}") from error
     data = _LENGTH.size + length
     found = {name: _info(path, name, entry, data, number) for name, entry in entries.items()}

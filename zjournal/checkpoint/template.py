@@ -1,7 +1,7 @@
 """The model's own chat template, in a sandbox.
 
-A template is code that came with a download: it runs in jinja's immutable sandbox with a bound on its
-output, and gets no clock, for a date in the prompt would make every day another prompt.
+A template is code that came with a download: it runs in jinja's immutable sandbox (sandbox.py) with bounds on its
+steps and its output, and gets neither clock nor dice, for a date in the prompt would make every day another prompt.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.meta
-import jinja2.sandbox
 
 from zjournal.checkpoint.gguf import Header
-from zjournal.checkpoint.hfconfig import read_object
+from zjournal.checkpoint.hfconfig import open_file, read_object
+from zjournal.checkpoint.sandbox import WIDTH_MAX, Sandbox
 from zjournal.errors import BadRequest, ModelFault
 
 SOURCE_BYTES_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 64 << 20  # a prompt of 200,000 tokens has about one million
-EXPONENT_MAX = 64
 
 # What a template can raise: it is code, and applies Python's operators to what it is given.
 _TEMPLATE_ERRORS = (
@@ -39,21 +38,6 @@ class _Refused(Exception):
     """The template's raise_exception."""
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja's sandbox, in which a product or a power cannot take the machine's memory either."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        for one, other in ((left, right), (right, left)):
-            repeats = operator == "*" and isinstance(one, Sequence) and isinstance(other, int)
-            if repeats and len(one) * other > OUTPUT_CHARACTERS_MAX:
-                raise jinja2.sandbox.SecurityError("the product is over the limit")
-        if operator == "**" and abs(right) > EXPONENT_MAX:
-            raise jinja2.sandbox.SecurityError("the power is over the limit")
-        return super().call_binop(context, operator, left, right)
-
-
 class Template:
     """A compiled chat template. `uses_tools` says whether it renders tools itself."""
 
@@ -61,10 +45,11 @@ class Template:
         """`specials` are the texts of the roles bos, eos. Raises ModelFault if the source is no valid template."""
         if len(source) > SOURCE_BYTES_MAX:
             raise ModelFault(f"the chat template has {len(source)} characters, the limit is {SOURCE_BYTES_MAX}")
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         self.source = source
+        self._environment = environment
         self._specials = {f"{role}_token": text for role, text in (specials or {}).items()}
         try:
             self._template = environment.from_string(source)
@@ -114,6 +99,7 @@ class Template:
         try:
             parts: list[str] = []
             size = 0
+            self._environment.begin()
             for part in self._template.generate(
                 messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._specials
             ):
@@ -124,15 +110,7 @@ class Template:
             return "".join(parts)
         except _Refused as refusal:
             raise BadRequest(f"the model's chat template refuses this conversation: {refusal}") from refusal
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            MemoryError,
-            RecursionError,
-        ) as error:
+        except _TEMPLATE_ERRORS as error:
             raise BadRequest(f"the model's chat template cannot render this conversation: {error}") from error
 
     def _default_system(self) -> str:
@@ -152,7 +130,7 @@ class Template:
 
 def _read_text(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(SOURCE_BYTES_MAX + 1).decode()
     except UnicodeDecodeError as error:
         raise ModelFault(f"{path}: not UTF-8") from error
@@ -178,5 +156,7 @@ class Spelled(dict):
 def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
     """jinja's own filter escapes for HTML and sorts keys; a prompt wants neither."""
     raw = value.raw if isinstance(value, Spelled) else None
+    if isinstance(indent, int) and indent > WIDTH_MAX:
+        raise ValueError(f"an indent of {indent}")
     text = raw if raw is not None else json.dumps(value, ensure_ascii=bool(options.get("ensure_ascii")), indent=indent)
     return value.opening + text + value.closing if isinstance(value, Spelled) else text

@@ -27,6 +27,7 @@ from zjournal.errors import ModelFault
 
 CACHE_TOKENS_MAX = 1 << 19  # encoded pieces that are kept: 12 bytes a token and the text
 CACHE_PIECES_MAX = 2_048  # for short ones cost mostly what holds them
+CONTROL_CHARACTERS_MAX = 128  # of a control token; those of known models have up to 40
 CACHED_CHARACTERS_MIN = 16  # shorter pieces cost less than the book-keeping
 
 _KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
@@ -49,9 +50,12 @@ class Tokenizer:
     """A vocabulary without special tokens, and the control tokens beside it."""
 
     def __init__(self, words: Words, ends: Iterable[int] = (), specials: Mapping[str, int] | None = None) -> None:
-        """`ends` are ids that end a turn, `specials` the roles bos, eos, …"""
+        """`ends` are ids that end a turn, `specials` the roles bos, eos, … Raises ModelFault with a reason only."""
         self.vocab_size = len(words.texts)
         self.control = words.control
+        longest = max(map(len, self.control), default=0)
+        if longest > CONTROL_CHARACTERS_MAX:
+            raise ModelFault(f"a control token has {longest} characters, more than {CONTROL_CHARACTERS_MAX}")
         self.control_pattern = re.compile(_alternatives(self.control))
         ends = {*ends, *(self.control[text] for text in _TURN_ENDS if text in self.control)}
         self.eos_ids = tuple(sorted(i for i in ends if 0 <= i < self.vocab_size))
@@ -117,7 +121,10 @@ class Tokenizer:
         ids = {text: i for i, text in enumerate(made.texts)} if named else {}
         specials = {role: i for role, text in named.items() if (i := ids.get(text.encode())) is not None}
         ends = [i for name in ("generation_config.json", "config.json") for i in _end_ids(folder / name)]
-        return cls(made, [*ends, *(specials[role] for role in ("eos",) if role in specials)], specials)
+        try:
+            return cls(made, [*ends, *(specials[role] for role in ("eos",) if role in specials)], specials)
+        except ModelFault as fault:
+            raise ModelFault(f"{path}: {fault.message}") from fault
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; never a control token, whatever the text is."""
@@ -154,6 +161,15 @@ class Tokenizer:
             while self._cached_tokens > CACHE_TOKENS_MAX or len(self._cache) > CACHE_PIECES_MAX:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_tokens -= len(oldest.ids)
+
+    def forget(self) -> None:
+        """Drops every text that is remembered, as after one was erased: which of them it was cannot be told."""
+        with self._lock:
+            self._cache.clear()
+            self._cached_tokens = 0
+        clear = getattr(self._pieces.model, "_clear_cache", None)  # the library remembers words of up to 256 characters
+        if clear is not None:
+            clear()
 
     def encode_trusted(self, text: str) -> list[int]:
         """As encode, but control literals become their ids. Only for text that no client wrote."""

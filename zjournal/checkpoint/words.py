@@ -22,6 +22,7 @@ from zjournal.checkpoint.hfconfig import read_object
 from zjournal.errors import ModelFault
 
 VOCABULARY_MAX = 1 << 20
+TOKEN_CHARACTERS_MAX = 1024  # of one that SentencePiece joins: every way to cut it is looked at
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types of a GGUF
 SPACE = "\u2581"
 
@@ -92,6 +93,9 @@ def sentencepiece(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[
     vocabulary = {text: i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in reachable}
     vocabulary.pop("", None)
     whole = {text: i for text, i in vocabulary.items() if kinds[i] == NORMAL}
+    longest = max(map(len, whole), default=0)
+    if longest > TOKEN_CHARACTERS_MAX:
+        raise ModelFault(f"a token has {longest} characters, more than {TOKEN_CHARACTERS_MAX}")
     ranked = []
     for text, i in whole.items():
         for at in range(1, len(text)):
@@ -167,9 +171,9 @@ def from_json(path: Path, size: int) -> Words:
         kind = _kind(path, model, steps)
         tokens = _ids(path, model["vocab"], added, size)
         control = {t["content"]: t["id"] for t in added if t["content"] and (kind == "byte" or t.get("special"))}
+        _take_out(told, model, control, added if kind == "spm" else [])
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFault(f"{path}: it is malformed: {error!r}") from error
-    _take_out(told, model, control, added if kind == "spm" else [])
     try:
         pieces = Pieces.from_str(json.dumps(told))
     except Exception as error:  # the library raises a bare Exception
@@ -213,6 +217,8 @@ def _ids(path: Path, vocabulary: Mapping[str, int], added: Iterable[Mapping[str,
         raise ModelFault(f"{path}: the ids reach {top}, the model has {size}")
     tokens = [""] * size
     for text, i in pairs:
+        if not isinstance(text, str):
+            raise TypeError(f"the token {i} is {text!r}")
         tokens[i] = text
     return tokens
 

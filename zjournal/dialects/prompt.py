@@ -387,7 +387,9 @@ class _Ids:
         texts, self._texts = self._texts, []
         piece = "".join(text for text, _ in texts)
         if self._limit is not None and len(self.ids) + len(piece) / self._tokenizer.longest > self._limit:
-            raise ContextTooLong(f"The prompt has more than the {self._limit} tokens that the context window holds.")
+            raise ContextTooLong(
+                f"The prompt has more than the {self._limit} tokens that fit into the context window and the KV memory."
+            )
         encoded = self._tokenizer.encode_with_offsets(piece)
         self.dropped += encoded.dropped
         found: list[tuple[int, int, str]] = []

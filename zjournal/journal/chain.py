@@ -148,3 +148,10 @@ def tenant_seal(journal_secret: bytes, tenant: str, name: str, secret: bytes) ->
     parts = (tenant.encode(), name.encode(), secret)
     text = b"".join(struct.pack(">I", len(part)) + part for part in parts)
     return hmac.digest(journal_secret, b"tenant" + text, "sha256")
+
+
+def tenant_sealed(journal_secret: bytes, tenant: object, name: object, secret: object, seal: object) -> bool:
+    """Whether a tenant's row as read, which may hold anything, is the one that was sealed."""
+    if isinstance(tenant, str) and isinstance(name, str) and isinstance(secret, bytes) and isinstance(seal, bytes):
+        return hmac.compare_digest(tenant_seal(journal_secret, tenant, name, secret), seal)
+    return False

@@ -30,6 +30,8 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _PART_FILE = "journal.db.new"
 _PART_BYTES = 1 << 20  # of the log, read and written at once
+# What a damaged file makes of a query: Python cannot always decode what SQLite says of a schema that is rubbish.
+DAMAGES = (sqlite3.Error, UnicodeDecodeError)
 _TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn")
 
 
@@ -66,7 +68,7 @@ def open_writer(data_dir: Path, entropy: Callable[[int], bytes] = secrets.token_
         db.execute("BEGIN IMMEDIATE")
         _restate_log(path)
         db.execute("ROLLBACK")
-    except sqlite3.Error as error:
+    except DAMAGES as error:
         let_go(db, path)
         raise damage(path, error) from None
     except BaseException:
@@ -89,7 +91,7 @@ def open_reader(data_dir: Path) -> sqlite3.Connection:
         _refuse_newer(db, path)
         _refuse_older(db, path)
         check_schema(db, path)
-    except sqlite3.Error as error:
+    except DAMAGES as error:
         db.close()
         raise damage(path, error) from None
     except BaseException:
@@ -283,7 +285,7 @@ def let_go(db: sqlite3.Connection, path: Path) -> None:
     try:
         guard = connect_reader(path)
         guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.Error:
+    except DAMAGES:
         pass  # what cannot be read cannot be copied either
     finally:
         db.close()

@@ -43,6 +43,7 @@ LOCAL_TENANT = "local"  # owner of everything on a server without keys; its id a
 SERVER_TENANT = "server"  # owner of contents that belong to no client, such as vocabularies; id and name as well
 ORPHANED = "The journal could not be written: facts before these are missing."
 LOST = "The journal's log was removed under the server; restart it."
+CHANGED = "Another program has changed the facts of the journal: stop the server, and run `zj journal verify`."
 BROKEN = "The journal's writer has failed; restart the server."
 WRITER_THREAD = "journal-writer"
 CRASH_MESSAGE = "The server was stopped while this response was running."
@@ -105,6 +106,7 @@ class Journal(Reader):
             self._head = quick.checked_head(self._db, self.path, identity)
             quick.check_witness(self._db, self.path, identity, self._head)
             if strict:
+                quick.check_tenants(self._db, self.path, identity)
                 quick.check_projections(self)
             self._genesis = chain.genesis(*identity)
             self._sealed = rows.sealed(self._db)
@@ -126,6 +128,7 @@ class Journal(Reader):
         self._upkept_us = 0
         self._sealed_us = self._seal_rest_us = 0
         self._lost = self._broken = False
+        self._data_version = self._strange_version = -1  # of SQLite: ours, and one with facts that are not ours
         self._taken: Sequence[_Append | _Run] = ()  # what the writer is at
         self._subscribers: tuple[Subscriber, ...] = ()
         self._writer = threading.Thread(target=self._write, name=WRITER_THREAD, daemon=True)
@@ -564,6 +567,7 @@ class Journal(Reader):
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
+            self._check_alone()
             now = max(now, self._head.time)
             tx = Transaction(db, self._head, self._packer, self._plains, self._secret_of, self._salt_of, now)
             result = work(tx)
@@ -586,6 +590,23 @@ class Journal(Reader):
         if tx.recorded:
             self._tell(tx.recorded)
         return result
+
+    def _check_alone(self) -> None:
+        """Raises JournalUnavailable when the last fact is not ours: what we append would not follow from it.
+
+        SQLite tells whether another connection has written; Litestream may, and leaves our facts as they are.
+        """
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        if version == self._data_version:
+            return
+        head = self._head
+        link = rows.link_at(self._db, head.seq, self._genesis) if head.seq else head.link
+        if rows.head(self._db) != head.seq or link != head.link:
+            if version != self._strange_version:
+                _log.critical("%s: %s", self.path, CHANGED)
+            self._strange_version = version
+            raise JournalUnavailable(CHANGED)
+        self._data_version = version
 
     def _secret_of(self, tenant: str) -> bytes | None:
         known = self._tenants.get(tenant)

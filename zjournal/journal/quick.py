@@ -104,6 +104,20 @@ def projections_fault(db: sqlite3.Connection) -> str | None:
     return None
 
 
+def check_tenants(db: sqlite3.Connection, path: Path, identity: Identity) -> None:
+    """Raises JournalFault when the row of a tenant is not what was written.
+
+    A server that took another name or secret for right would give that tenant an empty journal without a word.
+    """
+    try:
+        tenants = db.execute("SELECT id, name, secret, seal FROM tenant").fetchall()
+    except sqlite3.Error as error:
+        raise database.damage(path, error) from None
+    for tenant, name, secret, seal in tenants:
+        if not chain.tenant_sealed(identity.secret, tenant, name, secret, seal):
+            raise database.fault(path, f"the row of tenant {tenant!r} does not match its seal", database.SALVAGE_STEP)
+
+
 def check_projections(reader: Reader) -> None:
     """Raises JournalFault when the projections cannot be those of the facts."""
     with reader.transaction() as db:
@@ -118,6 +132,7 @@ def prove(data_dir: Path) -> Head:
         with reader.transaction() as db:
             head = checked_head(db, reader.path, Identity(reader.id, reader.secret), QUICK_FACTS)
             check_witness(db, reader.path, Identity(reader.id, reader.secret), head)
+            check_tenants(db, reader.path, Identity(reader.id, reader.secret))
         check_projections(reader)
     return head
 

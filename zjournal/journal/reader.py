@@ -139,7 +139,7 @@ class Reader:
         try:
             db.execute("BEGIN")
             yield db
-        except sqlite3.Error as error:
+        except database.DAMAGES as error:
             raise database.damage(self.path, error) from error
         finally:
             if db.in_transaction:

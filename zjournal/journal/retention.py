@@ -51,9 +51,12 @@ def erase(journal: Journal, response: str, cause: str) -> Future[tuple[str, ...]
 def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
     """Erases what is due: deleted turns, and unstored ones that ended `unstored_retention_s` seconds ago or earlier.
 
-    Returns how many were erased. Waits for the commits: for a thread that may.
+    Unstored ones that ended further in the future than that are due as well: the clock was wrong then, and the time of
+    the journal, which never goes back, may stay ahead for years. Returns how many were erased. Waits for the commits:
+    for a thread that may.
     """
-    due = now_us - unstored_retention_s * 1_000_000
+    retention_us = unstored_retention_s * 1_000_000
+    due = now_us - retention_us, now_us + retention_us
     total = 0
     while True:
         # The work is looked for by a reader, so that an idle sweep costs the writer nothing.
@@ -66,7 +69,8 @@ def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
         total += erased
 
 
-def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
+def _due(journal: Journal, due_us: tuple[int, int]) -> list[tuple[str, str]]:
+    """Turns to erase, each with the cause: unstored ones that ended before the first time or after the second."""
     # parent != '' is what the partial index asks for.
     child = (
         "SELECT 1 FROM turn AS child WHERE child.parent != '' AND substr(child.parent, -8) = substr(turn.response, -8)"
@@ -79,10 +83,15 @@ def _due(journal: Journal, due_us: int) -> list[tuple[str, str]]:
             f" AND {childless} LIMIT ?",
             (SWEEP_TURNS_MAX,),
         ).fetchall()
-        unstored = db.execute(
-            f"SELECT response FROM turn WHERE stored = 0 AND erased = 0 AND finished_us <= ? AND {childless} LIMIT ?",
-            (due_us, SWEEP_TURNS_MAX),
-        ).fetchall()
+        unstored = [
+            row
+            for bound, time in zip(("<=", ">"), due_us, strict=True)  # one by one, each by the index
+            for row in db.execute(
+                f"SELECT response FROM turn WHERE stored = 0 AND erased = 0 AND finished_us {bound} ? AND {childless}"
+                " LIMIT ?",
+                (time, SWEEP_TURNS_MAX),
+            )
+        ]
     return [(name, CAUSE_DELETED) for (name,) in deleted] + [(name, CAUSE_UNSTORED) for (name,) in unstored]
 
 

@@ -9,7 +9,6 @@ The damaged journal is read and not changed. Nothing that cannot be read stops t
 
 from __future__ import annotations
 
-import hmac
 import os
 import shutil
 import sqlite3
@@ -144,7 +143,7 @@ class _Source:
         self._db = database.connect_reader(readable)
         try:
             self.identity = database.identity(self._db, path)
-        except sqlite3.Error as error:
+        except database.DAMAGES as error:
             self.close()
             raise database.fault(path, f"cannot be read at all ({error})", "restore it from a backup") from None
         except BaseException:
@@ -199,11 +198,7 @@ class _Source:
         """Tenants whose seals are right: id -> id, name, secret, seal."""
         found = {}
         for row in self._all("SELECT id, name, secret, seal FROM tenant") or []:
-            try:
-                right = hmac.compare_digest(chain.tenant_seal(self.identity.secret, *row[:3]), row[3])
-            except (AttributeError, TypeError):
-                right = False
-            if right:
+            if chain.tenant_sealed(self.identity.secret, *row):
                 found[row[0]] = row
         return found
 

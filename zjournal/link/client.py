@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Protocol
 
 from zjournal.link import wire
@@ -24,6 +25,11 @@ RESTART_PAUSE_MAX_S = 30.0
 STEADY_S = 30.0  # a child that lived this long after Ready starts again without a pause
 STOP_GRACE_S = 5.0
 UNREADY_LIVES_MAX = 5  # children in a row that died before Ready: then it is no accident
+
+# The child runs this very package, wherever it was imported from.
+_START_WORKER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from zjournal.engine.worker import main; sys.exit(main())"
+)
 
 log = logging.getLogger("zjournal.link")
 
@@ -148,8 +154,10 @@ class EngineClient:
         self._ready_at = None
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "zjournal.engine.worker",
+            "-P",  # else the folder that the server was started in comes first, and a numpy.py there is run
+            "-c",
+            _START_WORKER,
+            str(Path(__file__).resolve().parent.parent.parent),
             "--fd",
             str(theirs.fileno()),
             pass_fds=[theirs.fileno()],

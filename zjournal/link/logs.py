@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 
+# Libraries that tell each request or event at INFO: a hub's redirects carry signatures in their queries.
+_CHATTER = ("uvicorn.error", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock", "huggingface_hub")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -29,5 +31,5 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    chatter = logging.getLogger("uvicorn.error")  # its name for whatever it says, starts and stops above all
-    chatter.setLevel(max(logging.WARNING, logging.getLogger().level))
+    for name in _CHATTER:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -50,11 +50,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     base: bytes = b""  # digest of the record that this one's repeats most of, as far as is known
     openings: tuple[str, ...] = ()  # names for how the conversation begins
 
-    def outputs(self, response: str) -> Sequence[int]:
-        """The ids of an earlier output among the items; none if it is not there."""
-        found = (item for item in self.items if isinstance(item, ask.Output) and item.response == response)
-        output = next(found, None)
-        return () if output is None else wire.unpack_ids(output.tokens)
+    def outputs(self) -> Callable[[str], Sequence[int]]:
+        """What gives the ids of an earlier output among the items; none if it is not there."""
+        found = {item.response: item.tokens for item in self.items if isinstance(item, ask.Output)}
+        return lambda response: wire.unpack_ids(found.get(response, b""))
 
 
 class _Known(msgspec.Struct, frozen=True):

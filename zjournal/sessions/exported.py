@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, get_args
@@ -68,10 +69,7 @@ class Exported:
         self.lines: list[Line] = []
         self._places: dict[str, tuple[int, int]] = {}  # SHA-256 -> offset and length of its line
         self._fact_bytes = 0
-        try:
-            self._file = open(path, "rb")  # noqa: SIM115
-        except OSError as error:
-            raise self.fault(f"cannot be read ({error.strerror})") from None
+        self._file = self._open()
         try:
             self.header, self.digest = self._read()
             self.journal_id = self._journal_id()
@@ -79,6 +77,17 @@ class Exported:
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> IO[bytes]:
+        """Never waits: a server does this, and a pipe that nobody writes to would hold it up for ever."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:  # of a path with a zero byte
+            raise self.fault(f"cannot be read ({getattr(error, 'strerror', error)})") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise self.fault("cannot be read (it is not a file: pipes and devices must be saved to one first)")
+        return open(descriptor, "rb")
 
     def close(self) -> None:
         self._file.close()

@@ -209,7 +209,7 @@ def decode(name: str, kind: type[A], arguments: bytes) -> A:
     """The arguments of an operation. Raises BadRequest."""
     try:
         return msgspec.msgpack.decode(arguments, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise errors.BadRequest(f"the arguments of {name} cannot be read: {error}") from None
 
 

@@ -175,6 +175,8 @@ def _edited(folder: Path, **changes: Any) -> None:
         ({"pre_tokenizer": None}, "neither byte-level"),
         ({"added_tokens": [{"id": VOCAB, "content": "<x>", "special": True}]}, "ids reach 400"),
         ({"added_tokens": [{"content": "<x>"}]}, "malformed"),
+        ({"added_tokens": [{"id": 7, "content": 5}]}, "malformed"),
+        ({"added_tokens": [{"id": 7, "content": "<" + "x" * 5000, "special": True}]}, "has 5001 characters"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_named(folder: Path, changes: dict, reason: str) -> None:
@@ -185,6 +187,13 @@ def test_a_tokenizer_that_cannot_be_used_is_named(folder: Path, changes: dict, r
     assert caught.value.message.startswith(str(folder / "tokenizer.json"))
 
 
+YARN = {"type": "yarn", "factor": 2.0}
+GEMMA = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 16,
+}
 CONFIGS = {
     "no type": ({"model_type": "absent"}, "model_type is missing"),
     "other type": ({"model_type": "mamba"}, "model_type is 'mamba'"),
@@ -202,6 +211,18 @@ CONFIGS = {
     "no heads": ({"num_attention_heads": 0}, "num_attention_heads"),
     "layers": ({"num_hidden_layers": 1 << 30}, "number of layers"),
     "vocabulary": ({"vocab_size": 401}, "shape (400, 32), not (401, 32)"),
+    "a number beyond floats": ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+    "a head beyond floats": ({"head_dim": 10**400}, "the head size is 1000"),
+    "yarn beyond floats": ({"rope_scaling": YARN | {"factor": 1e308}}, "RoPE factor 1e+308"),
+    "an endless original": (
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 10**400}},
+        "the original context 1000",
+    ),
+    "beta_slow": ({"rope_scaling": YARN | {"beta_slow": 1e-300}}, "beta_slow and beta_fast are 1e-300 and 32"),
+    "beta_fast": ({"rope_scaling": YARN | {"beta_fast": 1e308}}, "beta_slow and beta_fast are 1 and 1e+308"),
+    "attention_factor": ({"rope_scaling": YARN | {"attention_factor": 1e308}}, "attention_factor is 1e+308"),
+    "gemma, negative": (GEMMA | {"hidden_size": -5}, "the hidden size is -5"),
+    "gemma, beyond floats": (GEMMA | {"hidden_size": 10**400}, "the hidden size is 1000"),
     "untied": ({"tie_word_embeddings": False}, "lm_head.weight is missing"),
     "more layers": ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
     "fewer layers": ({"num_hidden_layers": 1}, "model.layers.1.self_attn.q_proj.weight is none"),
@@ -230,6 +251,7 @@ SHARDS = {
     "wrong size": GOOD.replace(b"[2, 3]", b"[2, 4]"),
     "nothing in it": GOOD.replace(b"[2, 3]", b"[0, 3]"),
     "negative": GOOD.replace(b"[0, 24]", b"[-9, 9]"),
+    "nested": struct.pack("<Q", 200_006) + b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
 }
 
 
@@ -253,7 +275,11 @@ def test_shards_are_those_of_the_index(folder: Path) -> None:
     assert {info.type for info in found.tensors.values()} == {"BF16"}
     with found.open() as data:
         assert len(data.data(found.tensors[names[-1]])) == found.tensors[names[-1]].bytes
-    for bad, reason in (({"x": "../two.safetensors"}, "leads out"), ({"x": "three.safetensors"}, "no such file")):
+    for bad, reason in (
+        ({"x": "../two.safetensors"}, "leads out"),
+        ({"x": "three.safetensors"}, "no such file"),
+        ({"x": "x" * 300}, "no such file"),
+    ):
         (folder / INDEX).write_text(json.dumps({"weight_map": bad}))
         with pytest.raises(ModelFault, match=reason):
             open_checkpoint(folder)
@@ -309,3 +335,13 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFault, match=r"neither model\.safetensors nor"):
         FolderCheckpoint(tmp_path)
     assert module.CONFIG == "config.json"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_a_pipe_is_no_part_of_a_model(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelFault, match=f"{name}: not a file"):
+        Served.load(choose(str(folder), tmp_path))

@@ -85,6 +85,7 @@ DAMAGED = {
     "part of a block": (w.gguf([], [w.tensor("t", (33,), 3, 0)], bytes(64)), "impossible shape"),
     "unaligned": (w.gguf([], [w.tensor("t", (4,), 0, 4)], bytes(64)), "not aligned"),
     "tensor twice": (w.gguf([], [w.tensor("t", (4,), 0, 0)] * 2, bytes(64)), "twice"),
+    "overlap": (w.gguf([], [w.tensor("t", (16,), 0, 0), w.tensor("u", (4,), 0, 32)], bytes(64)), "t and u overlap"),
     "data cut": (w.gguf([], [w.tensor("t", (64,), 0, 0)], bytes(255)), "t ends at"),
     "huge tensor": (w.gguf([], [w.tensor("t", (1 << 63, 1 << 63), 0, 0)], bytes(64)), "t ends at"),
 }

@@ -148,6 +148,13 @@ def test_a_damaged_file_is_never_a_model(stub, tmp_path):
     assert pull(stub, "org/one", tmp_path).read_bytes() == b"GGUF" + WEIGHTS
 
 
+def test_a_hub_that_never_ends_does_not_fill_the_disk(stub, tmp_path):
+    stub.endless = True
+    with pytest.raises(ModelFault, match=r"org/one: only.gguf is longer than the 5120004 bytes of its listing"):
+        pull(stub, "org/one", tmp_path)
+    assert not [*(tmp_path / "hub").rglob("*.gguf"), *(tmp_path / "hub").rglob("*.part")]
+
+
 RESOLVE = f"/org/one/resolve/{COMMIT}/only.gguf"
 LISTING = "/api/models/org/one/revision/main"
 

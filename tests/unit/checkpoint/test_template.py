@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import smollm2
+from zjournal.checkpoint import sandbox
 from zjournal.checkpoint import template as module
 from zjournal.checkpoint.template import Template
 from zjournal.errors import BadRequest, ModelFault
@@ -57,11 +58,52 @@ def test_refusal_is_the_clients_fault():
         "{{ 2 ** 10000 }}",
         "{{ strftime_now('%Y') }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x ** 60 %}{% endfor %}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '%*d' % (10 ** 10, 1) }}",
+        "{{ '%.*f' % (10 ** 10, 1.0) }}",
+        "{{ '{:>9999999999}'.format('a') }}",
+        "{{ '{:>{}}'.format('a', 10 ** 10) }}",
+        "{{ 'a'.center(10 ** 10) }}",
+        "{{ 'a' | center(10 ** 10) }}",
+        "{{ 'a' | indent(width=10 ** 10, first=true) }}",
+        "{{ [1] | tojson(indent=10 ** 10) }}",
+        "{{ [1] | batch(10 ** 10, 0) | list }}",
+        "{{ 1.5 | round(10 ** 10) }}",
+        "{{ lipsum() }}",
     ],
 )
-def test_what_the_sandbox_stops(source):
+def test_what_the_sandbox_stops(source, monkeypatch):
+    monkeypatch.setattr(sandbox, "STEPS_MAX", 100_000)
     with pytest.raises(BadRequest):
         Template(source).render([USER])
+
+
+def test_what_the_sandbox_lets_through():
+    source = (
+        "{% set n = namespace(s='') %}{% for m in messages %}{% set n.s = n.s + m.role ~ loop.index ~ loop.length %}"
+        "{% endfor %}{{ n.s }}{{ '%05.1f' % 2 }}{{ '{:>4}{}'.format('a', 10 ** 9) }}{{ 'ab' | center(6) }}"
+        "{{ 2 ** 10 * 3 }}"
+        "{% for m in messages if m.role == 'user' %}{{ loop.last }}{% else %}none{% endfor %}{{ nothing ~ 1 }}"
+    )
+    assert Template(source).render([USER]) == "user11002.0   a1000000000  ab  3072True1"
+
+
+def test_each_rendering_has_all_its_steps(monkeypatch):
+    monkeypatch.setattr(sandbox, "STEPS_MAX", 100)
+    template = Template("{% for i in range(60) %}{{ i % 2 }}{% endfor %}")
+    assert template.render([USER]) == template.render([USER]) == "01" * 30
+
+
+def test_a_template_has_no_dice():
+    with pytest.raises(ModelFault, match="random"):
+        Template("{{ [1, 2] | random }}")
 
 
 def test_output_is_bounded(monkeypatch):

@@ -101,6 +101,16 @@ def test_streaming_decoder_holds_back_half_characters():
     assert cut.end() == "\ufffd"
 
 
+def test_remembered_texts_can_be_forgotten():
+    words = Tokenizer.from_header(smollm2.header())
+    text = "a secret that somebody deletes " * 20
+    ids = words.encode(text)
+    assert text in words._cache
+    words.forget()
+    assert (len(words._cache), words._cached_tokens) == (0, 0)
+    assert words.encode(text) == ids
+
+
 def test_remembered_pieces_are_bounded(monkeypatch):
     tokenizer = Tokenizer.from_header(smollm2.header())
     monkeypatch.setattr(module, "CACHE_TOKENS_MAX", 100)

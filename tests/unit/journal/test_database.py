@@ -17,6 +17,7 @@ from zjournal.errors import JournalFault
 from zjournal.journal import database, retention
 from zjournal.journal.log import Journal
 from zjournal.journal.reader import Reader
+from zjournal.journal.salvage import salvage
 
 ROOT = Path(__file__).parents[3]
 
@@ -165,6 +166,22 @@ def test_corrupt_pages(data_dir: Path) -> None:
     (data_dir / "journal.db").write_bytes(data)
     with pytest.raises(JournalFault, match=r"is damaged|is broken"):
         Journal.open(data_dir)
+
+
+def test_a_schema_that_is_no_text_is_damage(data_dir: Path) -> None:
+    """SQLite quotes it in its error, which Python then cannot decode."""
+    open_journal(data_dir).close()
+    data = bytearray((data_dir / "journal.db").read_bytes())
+    at = data.index(b"tableturnturn")
+    data[at : at + 13] = b"\x89" * 13
+    (data_dir / "journal.db").write_bytes(data)
+    for attempt in (
+        lambda: Journal.open(data_dir),
+        lambda: Reader.open(data_dir),
+        lambda: salvage(data_dir, data_dir.parent / "out"),
+    ):
+        with pytest.raises(JournalFault, match=r"is damaged|cannot be read at all"):
+            attempt()
 
 
 def test_a_broken_end_of_the_chain_is_refused(data_dir: Path) -> None:

@@ -67,6 +67,18 @@ def test_projections_that_cannot_be_right_are_told_and_folded_again(
     assert verify(data_dir) == before
 
 
+@pytest.mark.parametrize("change", ["name = 'other'", "secret = zeroblob(32)", "seal = x''", "name = 7"])
+def test_a_tenant_that_is_not_what_was_sealed_is_told(data_dir: Path, change: str) -> None:
+    """Else its owner would find an empty journal, and nobody would say a word."""
+    db = sqlite3.connect(data_dir / "journal.db", isolation_level=None)
+    assert db.execute(f"UPDATE tenant SET {change} WHERE id = 'local'").rowcount == 1
+    db.close()
+    with pytest.raises(JournalFault, match=r"the row of tenant 'local' does not match its seal; .*salvage"):
+        quick.prove(data_dir)
+    with pytest.raises(JournalFault, match="does not match its seal"):
+        Journal.open(data_dir, strict=True)
+
+
 def test_a_broken_index_is_made_anew(data_dir: Path) -> None:
     """An index that has lost an entry: found beside a server as well, where each row is looked up."""
     from zjournal.journal import datadir, structure

@@ -147,6 +147,15 @@ def test_unstored_turns_go_when_they_are_due(journal: Journal) -> None:
     assert retention.sweep(journal, turn.finished_us + 7_000_000, 7) == 0
 
 
+def test_unstored_turns_of_a_clock_that_was_ahead_go_as_well(journal: Journal) -> None:
+    journal.append([*whole_turn(journal, "u1", stored=False), *whole_turn(journal, "r1")]).result()
+    turn = journal.turn("u1")
+    assert turn is not None and turn.finished_us is not None
+    assert retention.sweep(journal, turn.finished_us - 7_000_000, 7) == 0
+    assert retention.sweep(journal, turn.finished_us - 7_000_001, 7) == 1
+    assert _erased(journal) == ["u1"]
+
+
 def test_a_chain_of_unstored_turns_goes_from_its_end(journal: Journal) -> None:
     parent = ""
     for k in range(5):

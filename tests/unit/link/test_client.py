@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,27 @@ def test_what_goes_wrong_while_listening_is_not_lost(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(AssertionError, match="cannot be"):
         asyncio.run(main())
+
+
+def test_the_engine_is_ours_wherever_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the user's with a `zjournal` or a `msgspec.py` in it is no part of the program."""
+    (tmp_path / "zjournal").mkdir()
+    (tmp_path / "zjournal" / "__init__.py").write_text("raise SystemExit(99)")
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(99)")
+    monkeypatch.chdir(tmp_path)
+    told: list[wire.Broken] = []
+
+    class Listener(Deaf):
+        def engine_broken(self, broken: wire.Broken) -> None:
+            told.append(broken)
+
+    async def main() -> None:
+        engine = EngineClient(wire.Start(model=str(tmp_path / "none.json"), scripted=True), Listener())
+        engine.start()
+        async with asyncio.timeout(20):
+            while not told:
+                await asyncio.sleep(0.02)
+        await engine.stop()
+
+    asyncio.run(main())
+    assert "none.json" in told[0].message, "it got as far as looking for the model"

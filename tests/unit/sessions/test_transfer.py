@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,6 +275,12 @@ def test_files_that_are_none(other: Journal, tmp_path: Path) -> None:
     assert "is of format 2" in refused(other, tmp_path / "f", b'{"kind": "session", "format": 2, "new": {}}\n')
     with pytest.raises(ImportFault, match="cannot be read"):
         import_file(other, ImportFile(str(tmp_path / "absent")))
+    os.mkfifo(tmp_path / "pipe")  # nobody will ever write to it
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(ImportFault, match="it is not a file"):
+            import_file(other, ImportFile(path))
+    with pytest.raises(ImportFault, match="cannot be read"):
+        import_file(other, ImportFile("zero\0byte"))
     with pytest.raises(ImportFault, match="cannot be read"):
         import_file(other, ImportFile(str(tmp_path)))
 

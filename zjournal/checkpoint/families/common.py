@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zjournal.checkpoint.decoder import VOCAB_MAX, Rope, Shape, Spelling, refuse
+from zjournal.checkpoint.decoder import (
+    CONTEXT_MAX,
+    HEAD_DIM_MAX,
+    ROPE_FACTOR_MAX,
+    VOCAB_MAX,
+    WIDTH_MAX,
+    Rope,
+    Shape,
+    Spelling,
+    refuse,
+)
 from zjournal.checkpoint.gguf import Header
 from zjournal.checkpoint.hfconfig import HfConfig
 from zjournal.errors import ModelFault
@@ -49,6 +59,16 @@ HF_LAYER = {
     "k_norm": "model.layers.{}.self_attn.k_norm.weight",
 }
 _NEUTRAL = (None, False, 0, 0.0)
+
+
+def root(hidden: int) -> float:
+    """The square root of a hidden size; of the nearest possible one where decoder.check will refuse it."""
+    return min(max(hidden, 1), WIDTH_MAX) ** 0.5
+
+
+def score_scale(head_dim: int) -> float:
+    """What attention scores are multiplied by, as `root` for sizes that cannot be."""
+    return min(max(head_dim, 1), HEAD_DIM_MAX) ** -0.5
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------
@@ -98,7 +118,7 @@ def gguf_sizes(header: Header, arch: str) -> dict[str, Any]:
         "vocab": embed.shape[0],
         "context": size("context_length"),
         "eps": header.value(f"{arch}.attention.layer_norm_rms_epsilon", float),
-        "scale": header.value(f"{arch}.attention.scale", float, 0.0) or max(head_dim, 1) ** -0.5,
+        "scale": header.value(f"{arch}.attention.scale", float, 0.0) or score_scale(head_dim),
         "tied": "output.weight" not in header.tensors,
     }
 
@@ -200,7 +220,7 @@ def hf_sizes(config: HfConfig, family: str, architecture: str, tied: bool = Fals
         "vocab": config.value("vocab_size", int),
         "context": config.value("max_position_embeddings", int),
         "eps": config.value("rms_norm_eps", float, 1e-6),
-        "scale": max(head_dim, 1) ** -0.5,
+        "scale": score_scale(head_dim),
         "tied": config.value("tie_word_embeddings", bool, tied),
     }
 
@@ -262,7 +282,8 @@ def hf_rope(config: HfConfig, head_dim: int, base: float, layer_type: str | None
 
 def yarn_context(context: int, rope: Rope) -> int:
     """A config with YaRN may still tell the context before it (Qwen's does)."""
-    return max(context, int(rope.original * rope.factor)) if rope.kind == "yarn" else context
+    possible = rope.original <= CONTEXT_MAX and rope.factor <= ROPE_FACTOR_MAX  # decoder.check refuses the others
+    return max(context, int(rope.original * rope.factor)) if rope.kind == "yarn" and possible else context
 
 
 def hf_windows(config: HfConfig, layers: int, window: int, sliding: Iterable[bool]) -> tuple[int, ...]:

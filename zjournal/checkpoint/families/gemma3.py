@@ -29,7 +29,7 @@ def from_gguf(header: Header) -> Model:
     sizes = common.gguf_sizes(header, ARCHITECTURE)
     layers = min(sizes["layers"], LAYERS_MAX)
     if sizes["layers"] == _LAYERS_27B and f"{ARCHITECTURE}.attention.scale" not in header:
-        sizes["scale"] = (sizes["hidden"] / sizes["heads"]) ** -0.5
+        sizes["scale"] = (max(sizes["hidden"], 1) / sizes["heads"]) ** -0.5
     rope = common.gguf_rope(header, ARCHITECTURE, sizes["head_dim"], _BASE)
     base = header.value(f"{ARCHITECTURE}.rope.freq_base_swa", float, _BASE_LOCAL)
     window = header.value(f"{ARCHITECTURE}.attention.sliding_window", int)
@@ -41,7 +41,7 @@ def from_gguf(header: Header) -> Model:
         windows=tuple(window if flag else 0 for flag in sliding),
         local=tuple(sliding),
         activation="gelu_tanh",
-        embed_scale=_float32(sizes["hidden"] ** 0.5),
+        embed_scale=_float32(common.root(sizes["hidden"])),
         head_norms=True,
         post_norms=True,
     )
@@ -83,7 +83,7 @@ def from_config(config: HfConfig, embed_type: str = "F32") -> Model:
         windows=windows,
         local=tuple(window > 0 for window in windows),
         activation="gelu_tanh",
-        embed_scale=_rounded(sizes["hidden"] ** 0.5, embed_type),
+        embed_scale=_rounded(common.root(sizes["hidden"]), embed_type),
         head_norms=True,
         post_norms=True,
     )

@@ -35,7 +35,7 @@ def from_config(config: HfConfig) -> Model:
     sizes = common.hf_sizes(config, family, _CLASSES[family])
     if family == "qwen3":
         sizes["head_dim"] = config.value("head_dim", int, _QWEN3_HEAD)
-        sizes["scale"] = max(sizes["head_dim"], 1) ** -0.5
+        sizes["scale"] = common.score_scale(sizes["head_dim"])
     common.hf_activation(config, ("hidden_act",), "silu")
     rope = common.hf_rope(config, sizes["head_dim"], _ROPE_BASE)
     sizes["context"] = common.yarn_context(sizes["context"], rope)

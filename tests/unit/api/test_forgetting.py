@@ -1,0 +1,57 @@
+"""What is erased from the journal is forgotten by the desk: by its chains, its engine and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.unit.journal.facts import open_journal, session, whole_turn
+from zjournal.api import submit
+from zjournal.api.metrics import Metrics
+from zjournal.journal import retention
+
+
+class Forgetful:
+    """Stands for runs, chains and tokenizer: counts what it is told to forget."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.heard = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def forget(self, *what: Any) -> None:
+        self.told.append(what)
+        self._loop.call_soon_threadsafe(self.heard.set)
+
+
+async def _told(who: Forgetful) -> None:
+    async with asyncio.timeout(10):
+        await who.heard.wait()
+    who.heard.clear()
+
+
+def test_the_tokenizer_forgets_texts_after_an_erasure_and_not_again_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        with open_journal(tmp_path / "data") as journal:
+            responses = ("r1", "r2", "r3")
+            journal.append([session("s1"), *(f for name in responses for f in whole_turn(journal, name))]).result()
+            runs, chains, tokenizer = Forgetful(), Forgetful(), Forgetful()
+            desk = submit.Desk(journal, runs, Metrics(), None, {})  # type: ignore[arg-type]
+            loop = asyncio.get_running_loop()
+            journal.subscribe(desk._forgetting(loop, chains, tokenizer))  # type: ignore[arg-type]
+            tenant = journal.tenant("local").id
+            assert retention.delete(journal, tenant, "r1").result()
+            await _told(tokenizer)
+            assert ("r1",) in chains.told and (("r1",),) in runs.told
+            began = loop.time()
+            for name in ("r2", "r3"):  # both are one more time, later
+                assert retention.delete(journal, tenant, name).result()
+                runs.heard.clear()
+                await _told(runs)
+            waiting = desk._forgetting_texts
+            assert waiting is not None and len(tokenizer.told) == 1
+            assert began < waiting.when() <= began + submit.FORGET_TEXTS_S
+            waiting.cancel()
+
+    asyncio.run(main())
