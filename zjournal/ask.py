@@ -151,7 +151,43 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text"):
     logprobs: tuple[Logprob, ...] = ()
 
 
-Delta = TextDelta
+class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class CallStarted(msgspec.Struct, frozen=True, tag="call_started"):
+    """The model begins a tool call. `index` counts the calls of the response from 0, whatever stands between them.
+
+    `known` is false where no tool of the request has the name; the name is then what the model said, letter by letter.
+    """
+
+    index: int
+    name: str
+    known: bool = True
+
+
+class CallArguments(msgspec.Struct, frozen=True, tag="call_arguments"):
+    """More of the call's arguments; joined, they are the text of a JSON object, unless its CallEnded says else."""
+
+    index: int
+    text: str
+
+
+class CallEnded(msgspec.Struct, frozen=True, tag="call_ended"):
+    """The call is over.
+
+    `truncated`: the output ended inside it, so it must not be run. `fault`: what was wrong with its form, for a person;
+    "" if nothing was. Arguments that are no JSON object are always a fault.
+    """
+
+    index: int
+    truncated: bool = False
+    fault: str = ""
+
+
+Delta = TextDelta | ReasoningDelta | CallStarted | CallArguments | CallEnded
 
 EndReason = Literal["stop", "stop_string", "length", "cancelled"]
 

@@ -6,11 +6,12 @@ non-ASCII as it is and keys in the client's order; a call's arguments are the cl
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zjournal import ask
-from zjournal.dialects.base import Piece, pieces, tool_value
+from zjournal.dialects import objects, scan
+from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, pieces, to_json, tool_value
+from zjournal.dialects.literals import Literals, Tokens
 
 _BEFORE_TOOLS = """# Tools
 
@@ -25,18 +26,27 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
+_TAGS = ("<tool_call>", "</tool_call>")
+_THOUGHTS = ("<think>", "</think>")
 
 
 class ChatML:
-    """The dialect. Calls that the model writes pass through as text: parsing them comes with the fences."""
+    """The dialect. `thinks`: whether the model writes thoughts."""
 
     name = "chatml"
+
+    def __init__(self, tokenizer: Tokens | None = None, thinks: bool = False) -> None:
+        """Without a tokenizer every tag is text. Raises ModelFault if the tokenizer has no text for a tag."""
+        self.reasoning: Reasoning | None = Reasoning(inside="\n", after="\n\n") if thinks else None
+        literals = Literals(self.name, tokenizer, (*_TAGS, *_THOUGHTS) if thinks else _TAGS)
+        self.literals: Mapping[str, tuple[int, ...]] = literals.ids
+        self._shape = scan.Shape(literals, self.reasoning, _TAGS[:1], _TAGS[1:], "\n")
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """One JSON object per line between `<tools>` tags."""
         parts = [Piece(_BEFORE_TOOLS, trusted=True)]
         for tool in tools:
-            parts += [Piece("\n", trusted=True), Piece(_json(tool_value(tool)), tool.path)]
+            parts += [Piece("\n", trusted=True), Piece(to_json(tool_value(tool)), tool.path)]
         return [*parts, Piece(_AFTER_TOOLS, trusted=True)]
 
     def calls(self, content: Sequence[Piece], calls: Sequence[ask.Call]) -> list[Piece]:
@@ -44,7 +54,7 @@ class ChatML:
         parts = list(content)
         for call in calls:
             arguments = call.arguments if call.arguments.strip() else "{}"
-            body = f'{{"name": {_json(call.name)}, "arguments": {arguments}}}'
+            body = f'{{"name": {to_json(call.name)}, "arguments": {arguments}}}'
             parts.append(Piece("\n<tool_call>\n" if any(p.text for p in parts) else "<tool_call>\n", trusted=True))
             parts += [Piece(body, call.path), Piece("\n</tool_call>", trusted=True)]
         return parts
@@ -57,22 +67,6 @@ class ChatML:
             parts += [*pieces(result.parts), Piece("\n</tool_response>", trusted=True)]
         return parts
 
-    def parser(self) -> TextParser:
-        """A parser that yields all text as it comes."""
-        return TextParser()
-
-
-class TextParser:
-    """All that the model writes is text of the message."""
-
-    def feed(self, text: str) -> list[ask.Delta]:
-        """One delta, if there is text."""
-        return [ask.TextDelta(text)] if text else []
-
-    def end(self) -> list[ask.Delta]:
-        """Nothing is ever held back."""
-        return []
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+        """See base.Dialect."""
+        return TextParser() if tools is None else objects.ObjectParser(self._shape, tools, _TAGS[1])

@@ -9,7 +9,6 @@ is in the tail only once it is committed.
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -49,7 +48,7 @@ class Tail:
 
 
 class Reader:
-    """Token ids of one response to deltas: end tokens dropped, UTF-8 joined, stop strings cut, dialect parsed.
+    """Token ids of one response to deltas: end tokens dropped, stop strings cut, dialect parsed.
 
     Logprobs come with the delta that the first byte of their token leads to, or with the next one behind that; so those
     of end tokens and of what stands in a stop string are not told, as their text is not.
@@ -61,7 +60,6 @@ class Reader:
         self._token_bytes = token_bytes
         self._end_tokens = end_tokens
         self._stops = StopMatcher(tuple(text.encode() for text in stop))
-        self._text = _Utf8()
         self._parser = parser
         self._told = _Told()
 
@@ -73,14 +71,12 @@ class Reader:
         if logprobs:
             self._told.add(len(data), self._named(data, logprobs))
         seen = self._stops.feed(data)
-        text = self._text.feed(seen)
-        return self._told.join(len(seen), self._parser.feed(text) if text else [])
+        return self._told.join(len(seen), self._parser.feed(seen) if seen else [])
 
     def end(self) -> list[ask.Delta]:
         """The deltas that were held back for what might have followed."""
         seen = self._stops.end()
-        text = self._text.feed(seen) + self._text.end()
-        return self._told.join(len(seen), (self._parser.feed(text) if text else []) + self._parser.end(), last=True)
+        return self._told.join(len(seen), (self._parser.feed(seen) if seen else []) + self._parser.end(), last=True)
 
     def _named(self, data: bytes, logprobs: bytes) -> ask.Logprob:
         own, others = wire.unpack_logprobs(logprobs)
@@ -110,21 +106,9 @@ class _Told:
             ready.append(self._waiting.popleft()[1])
         if not ready:
             return deltas
-        first = deltas[0] if deltas else ask.TextDelta("")  # where a parser kept the text to itself
-        return [ask.TextDelta(first.text, (*first.logprobs, *ready)), *deltas[1:]]
-
-
-class _Utf8:
-    """Bytes to whole characters; what is no UTF-8 becomes U+FFFD."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> str:
-        return self._decoder.decode(data)
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        if deltas and isinstance(deltas[0], ask.TextDelta):
+            return [ask.TextDelta(deltas[0].text, (*deltas[0].logprobs, *ready)), *deltas[1:]]
+        return [ask.TextDelta("", tuple(ready)), *deltas]  # the parser kept the text to itself, or it is no text
 
 
 def reader(tokenizer: Tokenizer, dialect: Dialect, end_tokens: frozenset[int], stop: Sequence[str]) -> Reader:
@@ -210,4 +194,4 @@ def read_text(ids: Sequence[int], reader: Reader, logprobs: Sequence[bytes] = ()
     told = logprobs or [b""] * len(ids)
     deltas = [delta for token, known in zip(ids, told, strict=True) for delta in reader.feed(token, known)]
     deltas += reader.end()
-    return "".join(delta.text for delta in deltas)
+    return "".join(delta.text for delta in deltas if isinstance(delta, ask.TextDelta))

@@ -66,7 +66,7 @@ class Served:
         self.context = choice.context  # the model's own; the engine's Ready tells the one in force
         self.tokenizer = tokenizer
         self.template = template
-        self.dialect: Dialect = ChatML()
+        self.dialect: Dialect = ChatML(tokenizer)
         self.end_tokens = frozenset(tokenizer.eos_ids)
         self.vocabulary = vocabulary.pack(tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
         self._path = str(choice.path)

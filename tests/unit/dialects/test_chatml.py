@@ -70,6 +70,7 @@ def test_malformed_parameters_are_refused_with_their_path(parameters):
 
 def test_parser_passes_text_through():
     parser = DIALECT.parser()
-    assert parser.feed("<tool_call>") == [ask.TextDelta("<tool_call>")]
-    assert parser.feed("") == []
-    assert parser.end() == []
+    assert parser.feed(b"<tool_call>") == [ask.TextDelta("<tool_call>")]
+    assert parser.feed(b"") == []
+    assert parser.feed("é".encode()[:1]) == []
+    assert parser.end() == [ask.TextDelta("\ufffd")]
