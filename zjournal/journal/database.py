@@ -30,7 +30,7 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _PART_FILE = "journal.db.new"
 _PART_BYTES = 1 << 20  # of the log, read and written at once
-_TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn")
+_TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn", "chunk", "snapshot", "backup")
 
 
 class Identity(NamedTuple):
