@@ -33,6 +33,7 @@ from zjournal.api import chat
 from zjournal.api.metrics import Metrics
 from zjournal.api.recorded import DECODERS
 from zjournal.api.running import Runs
+from zjournal.api.snapshots import Snapshots
 from zjournal.api.submit import Desk
 from zjournal.ask import Ended, TextDelta
 from zjournal.config import load
@@ -179,8 +180,9 @@ async def _session(
     journal: Journal, served: Served, turns: int, batch: int, naive: sqlite3.Connection | None
 ) -> tuple[Agent, int, float]:
     """Plays the session; returns the agent, the tokens of the last prompt, and the slowest acceptance in seconds."""
-    runs = Runs(journal, Metrics(), 3600.0)
-    desk = Desk(journal, runs, Metrics(), None, DECODERS)
+    metrics = Metrics()
+    runs = Runs(journal, metrics, 3600.0, Snapshots(journal, metrics, journal.path.parent, on=False))
+    desk = Desk(journal, runs, metrics, None, DECODERS)
     engine = Engine(served, runs, batch)
     desk.serve(served)
     runs.serve(served, engine)  # type: ignore[arg-type]

@@ -4,7 +4,10 @@ Chunks of SmolLM2-135M (11.8 MB of made-up fp32 KV each) are written and read by
 time, as the engine does. The peer reads or writes the same bytes in one plain file, in pieces of a chunk, with as many
 threads, and checks nothing. Both take turns; what is told is the median of the rounds, and of their ratios.
 
-    python benchmarks/snapshots.py [--quick] [--dir FOLDER]     (FOLDER: on the disk to measure)
+With --engine also the whole: what a long session waits for after kill -9, beside a llama-server that restores a slot by
+hand, what backing up costs those who decode, and the bytes of ten branches.
+
+    python benchmarks/snapshots.py [--quick] [--engine] [--dir FOLDER]     (FOLDER: on the disk to measure)
 """
 
 from __future__ import annotations
@@ -246,6 +249,13 @@ def main() -> None:
         disk = Disk(Path(made), 8 if quick else 24)
         for line in files(disk, 3 if quick else 5):
             print(text(line))
+    if "--engine" in sys.argv:
+        from parts import backups, restores  # torch, and a server: not for who measures files alone
+
+        for lines in (backups.branches, backups.decoding, restores.lines):
+            with tempfile.TemporaryDirectory(dir=where) as made:
+                for line in lines(Path(made), quick):
+                    print(text(line), flush=True)
 
 
 if __name__ == "__main__":

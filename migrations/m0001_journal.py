@@ -1,4 +1,4 @@
-"""Step 1: facts, contents, the two projections, tenants and the journal's own identity. docs/journal.md explains them.
+"""Step 1: facts, contents, the projections, tenants and the journal's own identity. docs/journal.md explains them.
 
 `event` has no secondary index on purpose: one halves the rate at which token facts can be appended. `content` is a
 rowid table, because a WITHOUT ROWID one would drag its blobs through the interior pages of the tree; its rows refer to
@@ -99,6 +99,8 @@ SCHEMA = (
         last_seq INTEGER NOT NULL,
         prompt INTEGER NOT NULL,
         cached INTEGER NOT NULL,
+        restored INTEGER NOT NULL,
+        restored_host INTEGER NOT NULL,
         cache_reason TEXT NOT NULL,
         output INTEGER NOT NULL,
         queue_us INTEGER NOT NULL,
@@ -112,6 +114,42 @@ SCHEMA = (
         message TEXT NOT NULL
     )
     """,
+    """
+    CREATE TABLE chunk (
+        number INTEGER PRIMARY KEY,
+        hash BLOB NOT NULL,
+        space BLOB NOT NULL,
+        parent BLOB NOT NULL,
+        tokens INTEGER NOT NULL,
+        file_bytes INTEGER NOT NULL,
+        marks BLOB NOT NULL,
+        plain INTEGER NOT NULL,
+        bad INTEGER NOT NULL,
+        used_us INTEGER NOT NULL,
+        uses INTEGER NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE snapshot (
+        made_seq INTEGER PRIMARY KEY,
+        response TEXT NOT NULL,
+        session TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        namespace TEXT NOT NULL,
+        space BLOB NOT NULL,
+        end_hash BLOB NOT NULL,
+        tokens INTEGER NOT NULL,
+        made_us INTEGER NOT NULL,
+        pinned INTEGER NOT NULL,
+        kept INTEGER NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE backup (
+        seq INTEGER PRIMARY KEY,
+        response TEXT NOT NULL
+    )
+    """,
     "CREATE UNIQUE INDEX turn_response ON turn (substr(response, 1, 25))",
     "CREATE INDEX turn_session ON turn (substr(session, 1, 10))",
     "CREATE INDEX turn_parent ON turn (substr(parent, -8)) WHERE parent != ''",
@@ -120,6 +158,11 @@ SCHEMA = (
     "CREATE INDEX turn_open ON turn (accepted_seq) WHERE finished_us IS NULL",
     "CREATE INDEX turn_unstored ON turn (finished_us) WHERE stored = 0 AND erased = 0",
     "CREATE INDEX turn_deleted ON turn (accepted_seq) WHERE status = 'deleted' AND erased = 0",
+    "CREATE UNIQUE INDEX chunk_hash ON chunk (substr(hash, 1, 8))",
+    "CREATE INDEX chunk_parent ON chunk (substr(parent, 1, 8))",
+    "CREATE UNIQUE INDEX snapshot_response ON snapshot (substr(response, 1, 25))",
+    "CREATE INDEX snapshot_end ON snapshot (substr(end_hash, 1, 8))",
+    "CREATE INDEX backup_response ON backup (substr(response, 1, 25))",
 )
 
 

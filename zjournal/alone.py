@@ -59,10 +59,15 @@ async def _replays(config: Config, choice: ModelChoice, journal: Journal) -> Asy
     from zjournal.api.metrics import Metrics
     from zjournal.api.replays import Probes, Replays
     from zjournal.api.running import Runs
+    from zjournal.api.snapshots import Snapshots
 
-    runs = Runs(journal, Metrics(), config.unstored_retention)
+    metrics = Metrics()
+    start = engine_start(config, choice, journal.secret)
+    states = Snapshots(journal, metrics, config.data_dir, on=bool(start.snapshots))
+    runs = Runs(journal, metrics, config.unstored_retention, states)
     probes = Probes(runs)
-    engine = EngineClient(engine_start(config, choice), probes)
+    engine = EngineClient(start, probes, states.known)
+    states.serve(engine)
     engine.start()
     try:
         served = await asyncio.to_thread(Served.load, choice)
@@ -73,6 +78,7 @@ async def _replays(config: Config, choice: ModelChoice, journal: Journal) -> Asy
         yield replays
     finally:
         await engine.stop()
+        await states.close()
 
 
 async def _up(runs: Runs, engine: EngineClient) -> None:

@@ -32,6 +32,7 @@ RUNNING_MAX = 1024
 SPECULATION_MAX = 64
 KV_BYTES_MIN = 1 << 20
 KV_BYTES_MAX = 1 << 44
+SNAPSHOT_BYTES_MIN = 1 << 20
 WAL_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 1 << 40
 BODY_BYTES_MIN = 1 << 10
@@ -63,6 +64,10 @@ class Config:
     kv_memory: int
     max_running: int
     speculation: int  # most tokens guessed for one step; 0: none
+    snapshots: str  # on or off: whether KV is kept on disk
+    snapshot_limit: int
+    snapshot_codec: str  # raw, zstd, or auto: whichever proves faster
+    host_cache: int  # 0: none
     api_key_file: Path | None
     insecure_bind: bool
     checkpoint: str  # own or external: who empties the journal's write-ahead log
@@ -239,6 +244,10 @@ SETTINGS = (
     Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "2GiB", "Memory for KV blocks.", show_size),
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
     Setting("speculation", _whole(0, SPECULATION_MAX), 5, "Tokens guessed from what was said before; 0: none."),
+    Setting("snapshots", _choice("on", "off"), "on", "Whether KV is kept on disk, in the data directory: on or off."),
+    Setting("snapshot_limit", _size(SNAPSHOT_BYTES_MIN, KV_BYTES_MAX), "20GiB", "Most disk for KV.", show_size),
+    Setting("snapshot_codec", _choice("auto", "raw", "zstd"), "auto", "How KV is stored: auto, raw or zstd."),
+    Setting("host_cache", _size(0, KV_BYTES_MAX), "0", "Memory in front of the disk for KV; 0: none.", show_size),
     Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),
     Setting("checkpoint", _choice("own", "external"), "own", "Who empties the write-ahead log: own or external."),

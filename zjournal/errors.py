@@ -181,8 +181,8 @@ class SnapshotFault(Fault):
 
     code, exit_code = "snapshot", 74
 
-    def __init__(self, message: str, *, errno: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, errno: int = 0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
         self.errno = errno
 
 

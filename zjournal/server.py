@@ -28,6 +28,7 @@ from zjournal.journal import caps, datadir, events, retention
 from zjournal.journal.log import Journal, wall_clock_us
 from zjournal.link import logs, wire
 from zjournal.link.client import EngineClient
+from zjournal.sessions import identity, snapshots
 from zjournal.sessions.served import ModelChoice, Served, choose
 
 if TYPE_CHECKING:
@@ -139,15 +140,19 @@ class _Server:
         from zjournal.api.recorded import DECODERS
         from zjournal.api.replays import Probes, Replays
         from zjournal.api.running import Runs
+        from zjournal.api.snapshots import Snapshots
         from zjournal.api.submit import Desk
 
         keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
         metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
-        runs = Runs(self._journal, metrics, self._config.unstored_retention)
+        start = engine_start(self._config, self._choice, self._journal.secret)
+        states = Snapshots(self._journal, metrics, self._config.data_dir, on=bool(start.snapshots))
+        runs = Runs(self._journal, metrics, self._config.unstored_retention, states)
         desk = Desk(self._journal, runs, metrics, keys, DECODERS)
         probes = Probes(runs)
-        engine = EngineClient(engine_start(self._config, self._choice), probes)
+        engine = EngineClient(start, probes, states.known)
+        states.serve(engine)
         engine.start()
         self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path))
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
@@ -160,6 +165,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await engine.stop()
+            await states.close()
             self._journal.append([events.Fact(events.ServerStopped())])
 
     def _write_start(self) -> None:
@@ -294,8 +300,9 @@ class _Server:
             await asyncio.sleep(CAP_PAUSE_S if more else CAP_EVERY_S)
 
 
-def engine_start(config: Config, choice: ModelChoice) -> wire.Start:
-    """The engine's first message, as the configuration has it."""
+def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Start:
+    """The engine's first message, as the configuration has it. `secret` is the journal's."""
+    on = config.snapshots == "on"
     return wire.Start(
         model=str(choice.path),
         scripted=choice.scripted,
@@ -307,6 +314,11 @@ def engine_start(config: Config, choice: ModelChoice) -> wire.Start:
         rope=config.rope,
         cache_dir=str(config.cache_dir),
         kv_bytes=config.kv_memory,
+        snapshots=str(snapshots.folder_of(config.data_dir)) if on else "",
+        snapshot_key=identity.snapshot_key(secret),
+        snapshot_limit=config.snapshot_limit,
+        snapshot_codec=config.snapshot_codec,
+        host_cache=config.host_cache if on else 0,
         max_running=config.max_running,
         speculation=config.speculation,
         log_level=config.log_level,

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,13 +132,18 @@ def _ask(base: str, messages: list[dict], output: int) -> tuple[float, str, int,
 # --- the peer -------------------------------------------------------------------------------------------
 
 
-def _peer(path: Path, threads: int) -> tuple[list[tuple[float, float, int]], dict[int, float]]:
+def peer_binary() -> str | None:
+    """The llama-server to compare with, if there is one."""
     beside = os.environ.get("LLAMA_BENCH")
-    binary = (
+    return (
         os.environ.get("LLAMA_SERVER")
         or (beside and shutil.which(str(Path(beside).with_name("llama-server"))))
         or shutil.which("llama-server")
     )
+
+
+def _peer(path: Path, threads: int) -> tuple[list[tuple[float, float, int]], dict[int, float]]:
+    binary = peer_binary()
     if not binary:
         return [], {}
     try:
@@ -152,13 +157,15 @@ def _peer(path: Path, threads: int) -> tuple[list[tuple[float, float, int]], dic
 
 
 @contextlib.contextmanager
-def _running(binary: str, path: Path, threads: int, slots: int, context: int) -> Iterator[str]:
-    """A llama-server with one slot per stream; yields its address."""
+def _running(
+    binary: str, path: Path, threads: int, slots: int, context: int, extra: Sequence[object] = ()
+) -> Iterator[str]:
+    """A llama-server with one slot per stream and `extra` flags; yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     sizes = ("-t", threads, "-tb", threads, "-np", slots, "-c", context)
-    command = [binary, "-m", path, "--host", "127.0.0.1", "--port", port, *sizes, "--no-webui"]
+    command = [binary, "-m", path, "--host", "127.0.0.1", "--port", port, *sizes, "--no-webui", *extra]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             until = time.monotonic() + START_S_MAX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import native
@@ -59,6 +60,19 @@ def test_it_tells_what_it_loaded(path: Path) -> None:
 def test_limits_that_cannot_be_met_are_faults(path: Path, changed: dict, reason: str) -> None:
     with pytest.raises(EngineStartFault, match=reason):
         load(path, **changed)
+
+
+def test_a_block_begins_at_a_page_and_its_bytes_are_those_of_the_kv(path: Path) -> None:
+    runner = load(path)
+    memory = [runner.block_memory(block) for block in range(2)]
+    assert all(len(one) == BLOCK_BYTES == runner.block_bytes for one in memory)
+    assert np.frombuffer(memory[0], np.uint8).__array_interface__["data"][0] % 4096 == 0
+    memory[1][:] = b"\xff" * BLOCK_BYTES  # what another request has left
+    runner.begin("a", [1, 2, 3])
+    runner.step([Slice("a", [1, 2, 3], 0, [1], GREEDY, 0)])
+    values = np.frombuffer(memory[1], np.float32)
+    assert 0 < np.count_nonzero(values) <= len(values) * 3 // BLOCK_TOKENS, "the rest is zero"
+    runner.close()
 
 
 def test_a_step_answers_those_who_asked_in_order(path: Path) -> None:

@@ -22,7 +22,9 @@ import msgspec
 import zstandard
 
 from tests.unit.journal.facts import accepted, failed, finished, matched, sampled, session, whole_turn
-from zjournal.journal import retention
+from tests.unit.journal.stored import back_up, hashes, purge
+from tests.unit.snapshots.chunks import tokens
+from zjournal.journal import retention, snapshots
 from zjournal.journal.chain import TAGS
 from zjournal.journal.database import SCHEMA_VERSION
 from zjournal.journal.datadir import JOURNAL_FILE
@@ -58,6 +60,12 @@ def build(data_dir: Path) -> None:
         assert journal.seal()
         assert retention.delete(journal, "local", "r2").result()
         assert retention.delete(journal, "local", "r8").result()  # hidden: the next one is built on it
+        data = tokens(700)
+        assert back_up(journal, "r4", data[: 600 * 4]) and back_up(journal, "r9", data)
+        snapshots.pin(journal, "r9", True)
+        snapshots.pin(journal, "r9", False)
+        assert purge(journal, hashes(data)[2:]).hashes
+        assert retention.erase(journal, "r4", retention.CAUSE_UNSTORED).result()
         journal.append([*accepted(journal, "r7", session="s2"), sampled("r7", 0), sampled("r7", 1)]).result()
 
 
@@ -68,7 +76,7 @@ def fold(data_dir: Path) -> dict[str, Any]:
     with Reader.open(data_dir) as reader:
         facts = [fact for page in _pages(reader) for fact in page]
         with reader.transaction() as db:
-            tables = {name: _rows(db, name) for name in ("session", "turn")}
+            tables = {name: _rows(db, name) for name in ("session", "turn", "chunk", "snapshot")}
     told = [(fact.seq, fact.time, TAGS[type(fact.event)][0], fact.payload) for fact in facts]
     numbers = {"head": report.head, "link": report.link, "contents": report.contents, "erased": report.erased}
     return msgspec.to_builtins({**numbers, "facts": told, **tables})
@@ -115,7 +123,9 @@ def main() -> int:
 
 def _of_a_turn(kind: type[msgspec.Struct]) -> bool:
     """Whether facts of this kind stand in a turn's life, and so have to fit together; those are made one by one."""
-    return "response" in kind.__struct_fields__ and not kind.__name__.startswith(("Cache", "Tool", "Replay"))
+    return "response" in kind.__struct_fields__ and not kind.__name__.startswith(
+        ("Cache", "Tool", "Replay", "Snapshot")
+    )
 
 
 def _value(kind: Any, name: str) -> Any:

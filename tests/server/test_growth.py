@@ -11,13 +11,16 @@ import pytest
 
 from tests.server.test_restart import verify
 from tests.serving import Server, scripted, zj
+from zjournal.journal import snapshots
 from zjournal.journal.reader import Reader
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.records import Records
 
 TURNS = 60  # in each half
 WORDS = 40  # that a turn adds
-KEPT_BYTES_MAX = 240  # of a deleted turn: its ids, digests and numbers, of which some 140 nothing can make smaller
+KEPT_BYTES_MAX = 340  # of a deleted turn: its ids, digests and numbers, of which some 240 nothing can make smaller
+CHUNK_BYTES_MAX = 500  # of a chunk on disk: its hash and marks in a fact, and a row with its indexes
+CHUNK_TURNS = 10
 ANSWER = "The harbour log says that the tide turns at nine and the pilot is late again."
 RULES = "Keep to the log, and say where each entry stands. " * 20
 
@@ -108,8 +111,12 @@ def test_o14_the_journal_grows_with_what_is_new(server: Server) -> None:
 
 
 def test_whatever_a_client_changes_each_turn(server: Server) -> None:
-    """A clock in the system prompt and answers that are changed: what is the same is stored once all the same."""
+    """A clock in the system prompt and answers that are changed: what is the same is stored once all the same.
+
+    All the KV is new then, each turn: where it is kept on disk the journal names each chunk of it, and no more.
+    """
     empty = stop(server)
+    server.flags += ["--snapshots", "off"]
     agent = Agent(server, clock=True, honest=False, ascii_only=True)
     sizes = [empty]
     for _ in range(2):
@@ -119,6 +126,16 @@ def test_whatever_a_client_changes_each_turn(server: Server) -> None:
         sizes.append(stop(server))
     first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
     assert second < 1.25 * first, sizes
+
+    server.flags += ["--snapshots", "on"]
+    server.start()
+    for _ in range(CHUNK_TURNS):
+        agent.turn()
+    third = stop(server) - sizes[-1]
+    with Reader.open(server.data_dir) as reader:
+        chunks = snapshots.totals(reader).chunks
+    assert chunks > 2 * CHUNK_TURNS
+    assert third < 2 * second * CHUNK_TURNS / TURNS + chunks * CHUNK_BYTES_MAX, (third, second, chunks)
     agent.bodies_are_kept()
     verify(server.data_dir)
 

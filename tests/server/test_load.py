@@ -133,7 +133,13 @@ def agree(data_dir: Path, found: dict[tuple[str, ...], float], told: list[tuple[
                     finished[fact.event.response] = fact.event
     assert accepted == finished.keys()
     assert found[("zj_preemptions_total",)] > 0, "memory was not scarce"
-    assert found["zj_prompt_tokens_total", "device"] == sum(event.cached for event in matched.values())
+    tiers = {
+        "device": sum(event.cached - event.restored for event in matched.values()),
+        "host": sum(event.restored_host for event in matched.values()),
+        "ssd": sum(event.restored - event.restored_host for event in matched.values()),
+    }
+    for tier, tokens in tiers.items():
+        assert found["zj_prompt_tokens_total", tier] == tokens
     assert found["zj_prompt_tokens_total", "computed"] == sum(event.prompt - event.cached for event in matched.values())
     assert found[("zj_output_tokens_total",)] == sum(event.output for event in finished.values())
     whole = [

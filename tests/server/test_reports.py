@@ -158,7 +158,7 @@ def test_o16_what_was_half_written_breaks_no_later_start(tmp_path: Path) -> None
         assert server.respond(input="and now?", **previous)["status"] == "completed"
         assert server.terminate() == 0
         assert "Traceback" not in server.log.read_text()
-    assert {path.name for path in data_dir.iterdir()} == {"journal.db", "journal.head", "zjournal.lock"}
+    assert {path.name for path in data_dir.iterdir()} == {"journal.db", "journal.head", "snapshots", "zjournal.lock"}
     verify(data_dir)
 
 

@@ -60,16 +60,41 @@ class Metrics:
             "zj_draft_tokens_total", "Tokens that were guessed ahead, by outcome.", ("outcome",), registry=registry
         )
         self._engine_counts = (0, 0, 0, 0)  # preemptions, recomputed, drafted, accepted, as it told them last
+        self._snapshot_bytes = Gauge("zj_snapshot_bytes", "Bytes of KV on disk.", registry=registry)
+        self._snapshots = Gauge("zj_snapshots", "States that can be restored from disk.", registry=registry)
+        self._snapshot_chunks = Gauge("zj_snapshot_chunks", "Chunks of KV on disk.", registry=registry)
+        self._host_bytes = Gauge(
+            "zj_host_cache_bytes", "Bytes of KV in memory in front of the disk.", registry=registry
+        )
+        self._backups_off = Gauge(
+            "zj_snapshot_backups_off", "1 while nothing is backed up: a full disk, or an error.", registry=registry
+        )
+        self._evictions = Counter(
+            "zj_snapshot_evictions_total",
+            "Chunks on disk that were given up, by cause.",
+            ("reason",),
+            registry=registry,
+        )
         self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
 
     def request(self, api: str, status: int) -> None:
         """An HTTP request got its status line; refused ones are counted here and nowhere else."""
         self._requests.labels(api, str(status)).inc()
 
-    def matched(self, cached: int, computed: int) -> None:
-        """A request was admitted: tokens of its prompt reused from device memory, and tokens to compute."""
-        self._prompt_tokens.labels("device").inc(cached)
-        self._prompt_tokens.labels("computed").inc(computed)
+    def matched(self, matched: wire.Matched) -> None:
+        """A request was admitted: where the KV of its prompt's tokens came from."""
+        self._prompt_tokens.labels("device").inc(matched.cached - matched.restored)
+        self._prompt_tokens.labels("host").inc(matched.restored_host)
+        self._prompt_tokens.labels("ssd").inc(matched.restored - matched.restored_host)
+        self._prompt_tokens.labels("computed").inc(matched.prompt - matched.cached)
+
+    def purged(self, cause: str, chunks: int) -> None:
+        """So many chunks on disk were given up."""
+        self._evictions.labels(cause).inc(chunks)
+
+    def backups(self, on: bool) -> None:
+        """States are backed up from now on, or not any more."""
+        self._backups_off.set(0 if on else 1)
 
     def ttft(self, seconds: float) -> None:
         """A response's first token arrived `seconds` after its request was accepted."""
@@ -94,6 +119,11 @@ class Metrics:
         self._kv_blocks.set(gauges.kv_blocks)
         self._kv_blocks_free.set(gauges.kv_blocks_free)
         self._states.set(gauges.states)
+        self._snapshot_bytes.set(gauges.snapshot_bytes)
+        self._snapshots.set(gauges.snapshots)
+        self._snapshot_chunks.set(gauges.snapshot_chunks)
+        self._host_bytes.set(gauges.host_bytes)
+        self._backups_off.set(int(gauges.backups_off))
         counts = (gauges.preemptions, gauges.recomputed, gauges.drafted, gauges.accepted)
         more = [now - before for now, before in zip(counts, self._engine_counts, strict=True)]
         self._engine_counts = counts
@@ -112,7 +142,8 @@ class Metrics:
         """The engine process ended unasked; what it ran and held is gone."""
         self._crashes.inc()
         self._engine_counts = (0, 0, 0, 0)
-        for gauge in (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states):
+        held = (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states, self._host_bytes)
+        for gauge in (*held, self._backups_off):
             gauge.set(0)
 
     def render(self) -> bytes:

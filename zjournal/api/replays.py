@@ -78,7 +78,7 @@ class Probes:
 
     def engine_said(self, message: wire.FromEngine) -> None:
         request = getattr(message, "request", "")
-        if not request.startswith(PROBE) or isinstance(message, wire.CacheChanged):
+        if not request.startswith(PROBE) or isinstance(message, wire.CacheChanged | wire.BackedUp):
             self._listener.engine_said(message)
             return
         done = self._waiting.get(request)

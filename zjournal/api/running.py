@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from zjournal import ask, errors
 from zjournal.api.metrics import Metrics
+from zjournal.api.snapshots import MESSAGES, Snapshots
 from zjournal.journal import events, retention
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.journal.written import Written
@@ -61,8 +62,9 @@ class Running:
 class Runs:
     """Owns the running responses. Listens to the engine (see link.client.Listener)."""
 
-    def __init__(self, journal: Journal, metrics: Metrics, unstored_retention_s: float) -> None:
+    def __init__(self, journal: Journal, metrics: Metrics, unstored_retention_s: float, snapshots: Snapshots) -> None:
         self._journal = journal
+        self._snapshots = snapshots
         self._metrics = metrics
         self._unstored_retention_s = unstored_retention_s
         self._running: dict[str, Running] = {}
@@ -140,6 +142,7 @@ class Runs:
 
     def engine_ready(self, ready: wire.Ready, pid: int) -> None:
         self._coming = ready, pid
+        self._snapshots.engine_ready(ready)
         self._record_start()
         log.info(
             "engine ready: pid %d, %s, context %d, KV %d tokens", pid, ready.kernels, ready.context, ready.kv_tokens
@@ -199,6 +202,7 @@ class Runs:
     def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None:
         self.ready = self._coming = None
         self.progress = 0.0
+        self._snapshots.engine_gone()
         self._journal.append([events.Fact(events.EngineCrashed(pid=pid, status=status, running=running))])
         self._metrics.engine_crashed()
         for response in running:
@@ -219,17 +223,27 @@ class Runs:
                 self._cache_changed(message)
             case wire.Gauges():
                 self._metrics.gauges(message)
-            case wire.Matched() | wire.Tokens() | wire.Finished() | wire.Failed():
+            case wire.Matched() | wire.Restored() | wire.NearMiss() | wire.Tokens() | wire.Finished() | wire.Failed():
                 running = self._running.get(message.request)
                 if running is not None and not running.ending:  # else the journal failed under it and it was told so
                     self._response_said(running, message)
             case _:
-                raise AssertionError(message)
+                assert isinstance(message, MESSAGES), message
+                self._snapshots.said(message)
 
     def _response_said(
-        self, running: Running, message: wire.Matched | wire.Tokens | wire.Finished | wire.Failed
+        self,
+        running: Running,
+        message: wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Finished | wire.Failed,
     ) -> None:
         match message:
+            case wire.Restored() | wire.NearMiss():
+                if isinstance(message, wire.NearMiss):
+                    log.info(
+                        "%s left the snapshot of %s at token %d of %d; `zj sessions diff` of the two shows why",
+                        *(message.request, message.nearest, message.position, message.tokens),
+                    )
+                self._record(running, [events.Fact(_of_disk(running.accepted.tenant, message))], lambda: None)
             case wire.Matched():
                 self._matched(running, message)
             case wire.Tokens():
@@ -259,13 +273,15 @@ class Runs:
             prompt=message.prompt,
             reason=message.reason,
             nearest=message.nearest,
+            restored=message.restored,
+            restored_host=message.restored_host,
         )
 
         def durable() -> None:
             running.matched = None
 
         self._record(running, [events.Fact(running.matched)], durable)
-        self._metrics.matched(message.cached, message.prompt - message.cached)
+        self._metrics.matched(message)
         running.tail.wake()
 
     def _tokens(self, running: Running, message: wire.Tokens) -> None:
@@ -439,6 +455,30 @@ class Runs:
         written = self._journal.append_soon(facts, after=after)
         written.add_done_callback(done)
         return written
+
+
+def _of_disk(tenant: str, message: wire.Restored | wire.NearMiss) -> events.AnyEvent:
+    """The fact that tells what the disk gave a request, or nearly gave."""
+    if isinstance(message, wire.NearMiss):
+        return events.CacheNearlyMet(
+            tenant=tenant,
+            response=message.request,
+            nearest=message.nearest,
+            position=message.position,
+            tokens=message.tokens,
+        )
+    return events.CacheRestored(
+        tenant=tenant,
+        response=message.request,
+        tier=message.tier,
+        tokens=message.tokens,
+        file_bytes=message.file_bytes,
+        end=message.end,
+        space=message.space,
+        read_us=message.read_us,
+        estimate_us=message.estimate_us,
+        recompute_us=message.recompute_us,
+    )
 
 
 def _sampled(running: Running, position: int) -> list[events.Fact]:

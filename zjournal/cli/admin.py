@@ -78,6 +78,7 @@ def _run_here(config: Config, name: str, packed: bytes) -> bytes:
     from zjournal.journal import database, datadir
     from zjournal.journal.log import Journal
     from zjournal.sessions.operations import OPERATIONS, run
+    from zjournal.sessions.snapshots import Unlinking, reconciled
 
     if not OPERATIONS[name].creates:
         database.open_reader(config.data_dir).close()  # raises where there is no journal: none shall be made
@@ -88,7 +89,13 @@ def _run_here(config: Config, name: str, packed: bytes) -> bytes:
     ):
         if strict:
             journal.recover()  # what a killed server left open has ended, and must not look as if it ran
-        return run(journal, name, packed)
+        if name == "snapshots.gc":
+            reconciled(journal, config.data_dir)  # what a kill has left, or somebody has put there or taken away
+        unlinking = Unlinking(journal, config.data_dir)
+        try:
+            return run(journal, name, packed)
+        finally:
+            unlinking.close()  # what was given up is durable by now
 
 
 def _ask_server(config: Config, name: str, packed: bytes) -> bytes | None:

@@ -1,8 +1,8 @@
 """`zj demo`: the product's promise in half a minute, with a real model and a real SIGKILL.
 
 Three turns, a fourth that is killed in the middle with both processes, a restart on the same data directory, and the
-fourth again from the third's id. Greedy decoding makes it checkable: the continued answer must equal that of a second
-server that was never interrupted.
+fourth again from the third's id, with the KV of the third read back from disk. Greedy decoding makes it checkable: the
+continued answer must equal that of a second server that was never interrupted.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Report:
     ready_again_s: float
     recalled: int  # of the three answers, those that GET gave back unchanged after the restart
     continued: process.Answer
+    restored: int  # of its cached tokens, those that were read back from disk
     uninterrupted: process.Answer
     equal: bool
     journal_facts: int
@@ -110,6 +111,7 @@ def play(cache_dir: Path, model: str, say: Callable[[str], None]) -> Report:
             continued = _turn(serving, PROMPTS[-1], turns[-1].response, say)
         finally:
             serving.stop()
+        restored = _restored(serving.data_dir, continued.response)
         facts, broken = _verify(serving.data_dir)
         say("the same four turns on a second server, without a kill, to compare …\n\n")
         reference = _uninterrupted(Path(scratch) / "reference", model, cache_dir)
@@ -120,6 +122,7 @@ def play(cache_dir: Path, model: str, say: Callable[[str], None]) -> Report:
             ready_again_s=ready_again_s,
             recalled=recalled,
             continued=continued,
+            restored=restored,
             uninterrupted=reference[-1],
             equal=[turn.text for turn in (*turns, continued)] == [turn.text for turn in reference],
             journal_facts=facts,
@@ -201,6 +204,20 @@ def _engine_pid(data_dir: Path) -> int:
     return pid
 
 
+def _restored(data_dir: Path, response: str | None) -> int:
+    """Of a response's prompt, the tokens whose KV was read back from disk."""
+    from zjournal.journal.events import CacheMatched
+    from zjournal.journal.reader import Reader
+
+    restored, at = 0, 0
+    with Reader.open(data_dir) as reader:
+        while page := reader.read(after=at):
+            at = page[-1].seq
+            matches = [fact.event for fact in page if isinstance(fact.event, CacheMatched)]
+            restored = next((one.restored for one in matches if one.response == response), restored)
+    return restored
+
+
 def _verify(data_dir: Path) -> tuple[int, str | None]:
     """The number of facts, and the first break of the journal in words."""
     from zjournal.cli.journal import describe
@@ -224,7 +241,8 @@ def _show(report: Report) -> None:
     typer.echo(
         f"\nsurvived: {report.recalled} of {len(report.turns)} answers by GET; "
         f"a journal of {report.journal_facts} facts, {state}\n"
-        f"the chain {chain} from {report.turns[-1].response}; the answers are {same} without a kill"
+        f"the chain {chain} from {report.turns[-1].response}; the answers are {same} without a kill\n"
+        f"after the restart {report.restored} of {report.continued.cached} cached tokens came from snapshots on disk"
     )
 
 

@@ -19,15 +19,22 @@ if TYPE_CHECKING:
 
     from zjournal.journal.salvage import Salvaged
     from zjournal.journal.verify import Break
+    from zjournal.sessions.snapshots import Checked
 
 
 @options.with_config("data_dir")
 def verify(
     config: Config,
     quick: Annotated[bool, typer.Option("--quick", help="Only the end, as a server does at its start.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also all bytes of the snapshots' files, not only headers.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check the whole journal; exit 1 and name the first break if it is not what was written."""
+    """Check the whole journal, and the files of the snapshots against it; exit 1 and name the first break.
+
+    Where the folder of the snapshots is not there at all, as in a copy, only the journal is checked.
+    """
     if quick:
         _verify_quick(config, as_json)
         return
@@ -36,10 +43,13 @@ def verify(
     from zjournal.journal import verify as prover
 
     report = prover.verify(config.data_dir, None if as_json or not sys.stderr.isatty() else _draw_progress)
+    checked = _verify_files(config, deep) if report.clean else None
+    clean = report.clean and (checked is None or checked.clean)
     if as_json:
         import json
 
-        typer.echo(json.dumps({"clean": report.clean, **msgspec.to_builtins(report)}, indent=2))
+        told = {**msgspec.to_builtins(report), "files": checked and msgspec.to_builtins(checked)}
+        typer.echo(json.dumps({"clean": clean, **told}, indent=2))
     elif report.fault is None:
         typer.echo(f"{report.path}: clean")
         typer.echo(
@@ -49,7 +59,22 @@ def verify(
     else:
         typer.echo(f"{report.path}: BROKEN at {describe(report.fault)}")
         typer.echo(f"proved up to fact {report.head}; {SALVAGE_STEP}")
-    raise typer.Exit(0 if report.clean else 1)
+    if checked is not None and not as_json:
+        from zjournal.cli.snapshots import tell_checked
+
+        tell_checked(checked)
+    raise typer.Exit(0 if clean else 1)
+
+
+def _verify_files(config: Config, deep: bool) -> Checked | None:
+    """Compares the snapshots' files with the journal; None where there is no folder of them."""
+    from zjournal.journal.reader import Reader
+    from zjournal.sessions import snapshots
+
+    if not snapshots.folder_of(config.data_dir).is_dir():
+        return None
+    with Reader.open(config.data_dir) as reader:
+        return snapshots.verify(reader, config.data_dir, deep)
 
 
 def _verify_quick(config: Config, as_json: bool) -> None:
@@ -190,6 +215,7 @@ def stats(config: Config, as_json: options.AsJson = False) -> None:
         f"{found.free_bytes:,} bytes are free pages, {found.rest_bytes:,} indexes, projections and ends of pages\n"
     )
     view.table(("table", "rows"), found.rows.items(), numbers=("rows",))
+    typer.echo(f"\n{found.snapshot_bytes:,} bytes of KV are on disk beside it")
     typer.echo()
     kinds: list[tuple[object, ...]]
     kinds = [("fact", name, kind.rows, f"{kind.bytes:,}", None) for name, kind in found.facts.items()]

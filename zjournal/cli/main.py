@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zjournal.cli import config, demo, journal, models, remove, replay, serve, sessions, transfer
+from zjournal.cli import config, demo, journal, models, remove, replay, serve, sessions, snapshots, transfer
 from zjournal.errors import Fault
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
@@ -63,6 +63,15 @@ _sessions.command("prune")(remove.prune)
 _sessions.command("pin")(remove.pin)
 _sessions.command("unpin")(remove.unpin)
 app.add_typer(_sessions, name="sessions")
+
+_snapshots = _group("What of the KV is on disk.")
+_snapshots.command("list")(snapshots.list_snapshots)
+_snapshots.command("show")(snapshots.show_snapshot)
+_snapshots.command("gc")(snapshots.gc)
+_snapshots.command("verify")(snapshots.verify)
+_snapshots.command("pin")(snapshots.pin)
+_snapshots.command("unpin")(snapshots.unpin)
+app.add_typer(_snapshots, name="snapshots")
 
 _journal = _group("The journal itself.")
 _journal.command("verify")(journal.verify)

@@ -191,10 +191,18 @@ def _replay_of(reader: Reader, session: Session) -> str:
 
 def _label(turn: Turn) -> str:
     ttft = "-" if turn.ttft_us is None else f"{turn.ttft_us / 1000:.0f} ms"
-    cached = f"{turn.cached} ({turn.cache_reason})" if turn.cache_reason else f"{turn.cached}"
+    told = (turn.cache_reason, _restored(turn))
+    notes = ", ".join(note for note in told if note)
+    cached = f"{turn.cached} ({notes})" if notes else f"{turn.cached}"
     numbers = f"prompt {turn.prompt}  cached {cached}  output {turn.output}  TTFT {ttft}"
     marks = [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
     return f"{turn.response}  {numbers}  {', '.join(marks)}"
+
+
+def _restored(turn: Turn) -> str:
+    """How many of the cached tokens were not in device memory, and where they were; "" if there were none."""
+    tiers = (("ssd", turn.restored - turn.restored_host), ("host memory", turn.restored_host))
+    return ", ".join(f"{tokens} from {tier}" for tier, tokens in tiers if tokens)
 
 
 def _end(turn: Turn) -> str:
@@ -227,6 +235,11 @@ def _turn_json(turn: Turn) -> dict[str, Any]:
         "stop_reason": turn.reason or None,
         "prompt_tokens": turn.prompt,
         "cached_tokens": turn.cached,
+        "cached_by_tier": {
+            "device": turn.cached - turn.restored,
+            "host": turn.restored_host,
+            "ssd": turn.restored - turn.restored_host,
+        },
         "cache_reason": turn.cache_reason or None,
         "output_tokens": turn.output,
         "ttft_ms": None if turn.ttft_us is None else turn.ttft_us / 1000,

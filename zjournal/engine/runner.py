@@ -6,6 +6,7 @@ which slices share a step.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,9 @@ class Runner:
         parts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._model = model
-        self._pages = model.new_pages(block_count)
+        self._pages = _paged(model.new_pages(1), block_count)
+        self.layout = model.layout
+        self.block_bytes = self._pages[0].numel() * self._pages.element_size()
         self.context = context
         self.block_count = block_count
         self.vocab_size = model.shape.vocab
@@ -95,6 +98,11 @@ class Runner:
         assert source != target
         self._pages[target].copy_(self._pages[source])
 
+    def block_memory(self, block: int) -> memoryview:
+        """The bytes of a block's KV in all layers, as they are; writable. It begins at a page of the system."""
+        assert 0 <= block < self.block_count, block
+        return self._pages[block].reshape(-1).view(torch.uint8).numpy().data
+
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
         rows = self.logits(slices).numpy()
@@ -112,11 +120,21 @@ class Runner:
 
         Wanted are, of each slice that samples, the logits before its first draft, behind that one, and so on.
         """
-        return self._model.forward(self._batch(slices), self._pages)
+        batch = self._batch(slices)
+        self._clear(slices)
+        return self._model.forward(batch, self._pages)
 
     def close(self) -> None:
         """Ends the kernels' threads."""
         self._model.close()
+
+    def _clear(self, slices: list[Slice]) -> None:
+        """Zeroes blocks that are begun and not filled: they go to disk whole, and may have been another tenant's."""
+        for part in slices:
+            end = part.start + len(part.tokens)
+            begin = end // BLOCK_TOKENS * BLOCK_TOKENS
+            if part.start <= begin < end:
+                self._pages[part.table[begin // BLOCK_TOKENS]].zero_()
 
     def _batch(self, slices: list[Slice]) -> Batch:
         """The slices as tensors. Asserts that what they name exists: the C kernels check nothing."""
@@ -140,6 +158,19 @@ class Runner:
         want = [row for end, part in sampling for row in range(end - 1 - part.drafts, end)]
         arrays = (token, position, sequence, table, np.array(want, dtype=np.int32))
         return Batch(*(torch.from_numpy(array.astype(np.int32, copy=False)) for array in arrays))
+
+
+def _paged(one: torch.Tensor, count: int) -> torch.Tensor:
+    """Memory for `count` blocks like `one`, untouched: the system gives it when it is first written.
+
+    It begins at a page of the system, so that files are read straight into it. Raises MemoryError.
+    """
+    values = one.numel() * count
+    try:
+        memory = mmap.mmap(-1, values * one.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{values * one.element_size()} bytes of KV memory: {error.strerror}") from error
+    return torch.frombuffer(memory, dtype=one.dtype, count=values).view(count, *one.shape[1:])
 
 
 def _limits(shape: described.Decoder, start: wire.Start) -> tuple[int, int]:

@@ -10,6 +10,9 @@ token, the request admitted last gives back what it holds (background ones befor
 queue, and later goes on where it was. The one admitted first is never preempted, so something always comes to an
 end. Nobody sees a preemption: tokens are a function of position, and what is computed again is told only as such.
 
+Where there are snapshots, an admitted request whose KV lies on disk is restored first: it holds its place and blocks
+and computes nothing, while the others go on. A step may have nothing to compute then; the disk's end is waited for.
+
 Pure: no I/O, no tensors, no clock. Its answers are the messages of the link.
 """
 
@@ -19,20 +22,26 @@ import collections.abc
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
-from zjournal.engine.cache.residency import Copy, Residency
+from zjournal.engine.cache.residency import Copy, Residency, Ticket
 from zjournal.engine.sequence import Drafter, Sampled, Sequence, Slice
 from zjournal.engine.shares import shares
 from zjournal.engine.waiting import WaitingRoom
 from zjournal.errors import ContextTooLong, Fault, Overloaded
 from zjournal.link import wire
 
+if TYPE_CHECKING:  # numpy, which an engine without snapshots does not need for this
+    from zjournal.engine.cache.restore import Restore
+    from zjournal.engine.cache.snapshots import Snapshots
+
 QUEUE_MAX = 1024  # requests that wait; one more is refused
 GROWTH_BLOCKS = 4  # reserved for the output when a request is admitted, and when it goes on after a preemption
 PREFILLS_MAX = 8  # prompts that are read side by side where a step cannot finish them
 BACKGROUND_PART = 8  # background prompts get at least one of so many tokens of what prompts get
 BACKGROUND_PASSES_MAX = 32  # times that a background request yields; then it counts like any other
+BACKUP_TOKENS = 1024  # new tokens of a running request after which they are handed over to be backed up
 HEADS_MAX = 8  # requests looked at in one step for one that need not wait for another's blocks
 
 
@@ -87,9 +96,13 @@ class Scheduler:
         block_count: int,
         token_bytes: Callable[[int], bytes],
         drafter: Drafter | None = None,
+        snapshots: Callable[[Residency, Iterator[int]], Snapshots] | None = None,
     ) -> None:
+        """`snapshots` makes the tiers behind the device's memory, over it, and with the same numbers for facts."""
         self._limits = limits
-        self._residency = Residency(block_count)
+        facts = itertools.count(1)
+        self._residency = Residency(block_count, facts)
+        self.snapshots = snapshots(self._residency, facts) if snapshots is not None else None
         self._token_bytes = token_bytes
         self._drafter = drafter
         self._rooms = {False: WaitingRoom(), True: WaitingRoom()}  # background?
@@ -104,6 +117,10 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._running
+
+    @property
+    def _restoring(self) -> list[Sequence]:
+        return [one for one in self._running.values() if one.restore is not None]
 
     # --- messages ----------------------------------------------------------------------------------------
 
@@ -135,6 +152,9 @@ class Scheduler:
     def forget(self, requests: collections.abc.Collection[str]) -> list[wire.FromEngine]:
         """Gives up what is kept of requests that have ended, as far as no other one needs it."""
         self._residency.forget(requests)
+        if self.snapshots is not None:
+            for request in requests:
+                self.snapshots.dropped(request)
         return [*self._residency.take_changes()]
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -146,7 +166,12 @@ class Scheduler:
         crowded = self._make_room()
         decoding = [one for one in self._running.values() if one.pending == 1]
         budget = self._limits.prefill_tokens - len(decoding)
-        reading = [one for one in self._running.values() if one.pending > 1]
+        restoring = self._restoring
+        for one in restoring:
+            self._restore(plan, one)
+        reading = [
+            one for one in self._running.values() if one.restore is None and (one.pending > 1 or one in restoring)
+        ]
         if not crowded:
             reading = self._admit(plan, reading, budget, now_us)
             decoding = [one for one in decoding if one.ticket is not None]  # the others have just been preempted
@@ -161,7 +186,7 @@ class Scheduler:
             if tokens := chunks.get(one.request):
                 self._read(plan, one, tokens)
         plan.events += self._residency.take_changes()
-        assert plan.slices or self.idle, "a step without work"
+        assert plan.slices or self.idle or self._residency.lent or self._restoring, "a step without work"
         return plan
 
     def apply(
@@ -186,6 +211,7 @@ class Scheduler:
         if result is None:
             self._counts.recomputed += one.advance(len(part.tokens))
             self._residency.file(one.ticket, one.ids, one.computed)
+            self._back_up(one)
             return []
         guesses = part.tokens[len(part.tokens) - part.drafts :]
         right = len(result.tokens) - 1
@@ -206,6 +232,7 @@ class Scheduler:
             self._drafter.verified(one.request, part.drafts, right)
             self._residency.trim(one.ticket, len(one.ids))
         self._residency.file(one.ticket, one.ids, one.computed)
+        self._back_up(one)
         logprobs = result.logprobs
         if logprobs and told < len(result.tokens):
             logprobs = b"".join(wire.cut_logprobs(logprobs, len(result.tokens))[:told])
@@ -266,17 +293,19 @@ class Scheduler:
             if not entered:
                 break
             admitted.add(one.request)
-            reading.append(one)
+            if one.restore is None:
+                reading.append(one)
         return reading
 
     def _next(self, reading: list[Sequence]) -> Sequence | None:
-        """The best head that need not wait for blocks that a running request is computing."""
+        """The best head that need not wait for blocks that a running request is computing or restoring."""
+        leaders = [*reading, *self._restoring]
         front, back = self._rooms[False], self._rooms[True]
         head = next(back.heads(), None)
         if head is not None and head.passes >= BACKGROUND_PASSES_MAX:
             self._promote(head)
         for one in itertools.islice(itertools.chain(front.heads(), back.heads()), HEADS_MAX):
-            leader = next((leader for leader in reading if _follows(one, leader)), None)
+            leader = next((leader for leader in leaders if _follows(one, leader)), None)
             if leader is None:
                 return one
             if leader.background and not one.background:
@@ -294,7 +323,7 @@ class Scheduler:
                 ticket = self._residency.admit(one.request, one.namespace, one.ids.tobytes(), tokens)
                 if ticket is not None:
                     break
-                assert self._running, "a request that fits found no room in an idle engine"
+                assert self._running or self._residency.lent, "a request that fits found no room in an idle engine"
                 self._blocked = (one.request, self._residency.releases)
             yielding = [other for other in self._running.values() if other.background and other.request not in admitted]
             if one.background or not yielding:
@@ -309,14 +338,46 @@ class Scheduler:
         head = next(self._rooms[True].heads(), None)
         if head is not None and not one.background:
             head.passes += 1
-        if ticket.copy is not None:
+        one.restore = self.snapshots.begin(ticket, one.session, one.ids.tobytes()) if self.snapshots else None
+        self._restore(plan, one)
+        if ticket.copy is not None and one.computed == ticket.cached:  # else what it would hold is being read
             plan.copies.append(ticket.copy)
-        if first:
-            plan.begun.append((one.request, one.ids.tolist()))
-            plan.events.append(
-                wire.Matched(one.request, ticket.cached, one.prompt, reason=ticket.reason, nearest=ticket.nearest)
-            )
         return True
+
+    def _restore(self, plan: Plan, one: Sequence) -> None:
+        """Takes an admitted request as far as it can go without waiting: to the reading, or to its first step."""
+        restore, ticket = one.restore, one.ticket
+        assert ticket is not None
+        if restore is not None and restore.ready:
+            assert self.snapshots is not None
+            self._residency.extend(ticket, restore.target)
+            one.computed = restore.base  # a block that was copied in part is read as a whole
+            blocks = ticket.table[restore.base // BLOCK_TOKENS : blocks_for(restore.target)]
+            self.snapshots.read(restore, blocks)
+        if restore is not None and not restore.ended:
+            return
+        if restore is not None:
+            one.restored(restore.reached)
+            self._residency.file(ticket, one.ids, one.computed)
+        if not one.begun:
+            one.begun = True
+            plan.begun.append((one.request, one.ids.tolist()))
+            plan.events += self._matched(one, ticket, restore)
+
+    def _matched(self, one: Sequence, ticket: Ticket, restore: Restore | None) -> list[wire.FromEngine]:
+        """What is told when a request begins to compute."""
+        events: list[wire.FromEngine] = []
+        if restore is None:
+            cached, reason, nearest = ticket.cached, ticket.reason, ticket.nearest
+            events.append(wire.Matched(one.request, cached, one.prompt, reason=reason, nearest=nearest))
+        else:
+            events += restore.told()
+            events.append(restore.matched(one.prompt))
+        if self.snapshots is not None:
+            matched = events[-1]
+            assert isinstance(matched, wire.Matched)
+            self.snapshots.matched(one.session, matched)
+        return events
 
     def _promote(self, one: Sequence) -> None:
         """It has yielded often enough, or another one waits for it: from now on it counts like any other."""
@@ -347,6 +408,7 @@ class Scheduler:
     def _preempt(self, one: Sequence) -> None:
         """It gives back what it holds, which stays as long as nobody needs the room, and waits at the head."""
         assert one.ticket is not None
+        one.give_up_restore()
         self._residency.release(one.ticket, one.ids, one.computed, terminal=False)
         one.preempted()
         one.passes += 1
@@ -375,10 +437,22 @@ class Scheduler:
         else:
             del self._running[one.request]
             room.ended(one)
+            one.give_up_restore()
             self._residency.release(one.ticket, one.ids, one.computed, terminal=terminal)
             one.ticket = None
+        if self.snapshots is not None and terminal:
+            packed = one.ids[: one.computed].tobytes()
+            self.snapshots.ended(one.request, one.session, one.namespace, packed)
+        elif self.snapshots is not None:
+            self.snapshots.dropped(one.request)
         if self._drafter is not None:
             self._drafter.end(one.request)
+
+    def _back_up(self, one: Sequence) -> None:
+        """Hands over what a long request has computed since the last time."""
+        if self.snapshots is not None and one.computed - one.backed >= BACKUP_TOKENS:
+            one.backed = one.computed
+            self.snapshots.grew(one.request, one.session, one.namespace, one.ids[: one.computed].tobytes())
 
     # --- looking -----------------------------------------------------------------------------------------
 
@@ -394,6 +468,7 @@ class Scheduler:
             recomputed=self._counts.recomputed,
             drafted=self._counts.drafted,
             accepted=self._counts.accepted,
+            **(self.snapshots.gauges() if self.snapshots is not None else {}),
         )
 
     def audit(self) -> Iterator[None]:
@@ -414,13 +489,17 @@ class Scheduler:
             assert blocks_for(one.computed) <= held <= blocks_for(one.tokens_max)
             assert held >= blocks_for(len(one.ids)) or one.pending == 1
         yield from self._residency.audit(tickets)
-        if self.idle:
+        if self.idle and not self._residency.lent:
             assert self._residency.free + self._residency.kept == self._residency.blocks
+        if self.snapshots is not None:
+            self.snapshots.audit()
 
     def check(self) -> None:
         """`audit` without pauses."""
         for _ in self.audit():
             pass
+        if self.snapshots is not None:
+            self.snapshots.check()
 
 
 def _split(reading: list[Sequence], budget: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections.abc
 from array import array
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from zjournal.checkpoint.stops import StopMatcher
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.cache.residency import Ticket
 from zjournal.link import wire
+
+if TYPE_CHECKING:  # numpy, which an engine without snapshots does not need for this
+    from zjournal.engine.cache.restore import Restore
 
 __all__ = ["BLOCK_TOKENS", "Drafter", "Sampled", "Sequence", "Slice"]
 
@@ -82,6 +85,9 @@ class Sequence:
         self.computed = 0  # tokens whose KV is in the table
         self.reached = 0  # the most that `computed` has ever been: what is computed below it is computed again
         self.ticket: Ticket | None = None  # None while it waits
+        self.restore: Restore | None = None  # while KV is read back for it; until then it computes nothing
+        self.begun = False  # its match was told
+        self.backed = 0  # tokens that were handed over to be backed up
         self.arrival = 0  # its place among all that were queued
         self.rank = -1  # its place among all that were admitted, which it keeps when it is preempted; -1: not yet
         self.passes = 0  # times that it yielded, as a background request
@@ -123,10 +129,23 @@ class Sequence:
             self.reached = ticket.cached
             self._admitted_us = now_us
 
+    def restored(self, tokens: int) -> None:
+        """So many tokens have KV now; it computes what is left."""
+        self.restore = None
+        self.computed = tokens
+        self.reached = max(self.reached, tokens)
+
+    def give_up_restore(self) -> None:
+        """Nothing waits for what is being read; the blocks are lent until the reads end."""
+        if self.restore is not None:
+            self.restore.abandon()
+            self.restore = None
+
     def preempted(self) -> None:
         """It gave back what it held; its tokens stay."""
         self.ticket = None
         self.computed = 0
+        self.backed = 0
 
     def slice(self, tokens: int, drafts: collections.abc.Sequence[int] = ()) -> Slice:
         """Returns the next `tokens` pending tokens as a slice. It samples if that is all; then `drafts` may follow."""

@@ -18,19 +18,25 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.models.scripted import ScriptedRunner
 from zjournal.engine.scheduler import Limits, Scheduler
 from zjournal.engine.sequence import Drafter, Sampled, Slice
-from zjournal.errors import ConfigFault, EngineStartFault, Fault
+from zjournal.errors import ConfigFault, EngineStartFault, Fault, SnapshotFault
 from zjournal.link import logs, wire
+
+if TYPE_CHECKING:
+    from zjournal.engine.cache.residency import Residency
+    from zjournal.engine.cache.snapshots import Snapshots
 
 READ_BYTES = 1 << 18
 GAUGES_EVERY_US = 500_000
 AUDIT_EVERY_US = 10_000_000  # all invariants are looked at when idle, at most so often
+FLUSH_US = 10_000_000  # at the end, for what is not on disk yet
 FACTS_MAX = 65_536  # unacknowledged cache facts that are remembered
 
 log = logging.getLogger("zjournal.engine")
@@ -54,6 +60,11 @@ class AnyRunner(Protocol):
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]: ...
 
+    layout: str  # of a block's bytes
+    block_bytes: int
+
+    def block_memory(self, block: int) -> memoryview: ...
+
 
 class ParentGone(Exception):
     """The other end of the socket is closed."""
@@ -68,13 +79,17 @@ class Link:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
+    def watch(self, descriptor: int) -> None:
+        """From now on `receive` also returns when this descriptor is readable; it is not read here."""
+        self._poll.register(descriptor, select.POLLIN)
+
     def receive(self, timeout_ms: float | None) -> list[wire.ToEngine]:
         """Returns what has arrived, in order; waits up to `timeout_ms` for the first byte (None: for ever).
 
         Raises ParentGone when the other end is closed.
         """
         messages: list[wire.ToEngine] = []
-        while self._poll.poll(timeout_ms):
+        while any(descriptor == self._sock.fileno() for descriptor, _ in self._poll.poll(timeout_ms)):
             try:
                 data = self._sock.recv(READ_BYTES)
             except ConnectionError as error:
@@ -110,22 +125,39 @@ class Worker:
         self._audit: Iterator[None] | None = None  # in the middle of looking at all invariants
         self._audit_due_us = clock() + AUDIT_EVERY_US
         self._audited = True  # nothing has changed since the last audit
+        self._snapshots = scheduler.snapshots
+        self._stuck = False  # the last step had nothing to compute: the disk is waited for
 
     def run(self, early: Sequence[wire.ToEngine] = ()) -> None:
         """Serves until Stop, `early` messages first. Raises ParentGone."""
         messages = list(early)
         while True:
             for message in messages:
-                if isinstance(message, wire.Stop):
-                    self._stopped()
-                    return
-                self._take(message)
+                if not isinstance(message, wire.Stop):  # what came behind it is heard as well: facts that are durable
+                    self._take(message)
+            if any(isinstance(message, wire.Stop) for message in messages):
+                self._stopped()
+                return
+            self._settle()
             if not self._scheduler.idle:
                 self._step()
             else:
                 self._look()
+            self._back_up()
             self._tell_gauges()
             messages = self._link.receive(self._patience_ms())
+
+    def _settle(self) -> None:
+        """Takes in what the disk has done."""
+        if self._snapshots is not None and self._snapshots.settle():
+            self._audit, self._audited = None, False
+            self._gauges_stale = True
+
+    def _back_up(self, *, flush: bool = False) -> None:
+        """Begins to write what is due, and tells what there is to tell of snapshots."""
+        if self._snapshots is not None:
+            self._snapshots.pump(idle=self._scheduler.idle, flush=flush)
+            self._send(self._snapshots.take_events())
 
     def _look(self) -> None:
         """Checks some more of the invariants, as there is nothing else to do. After a message it begins anew."""
@@ -147,8 +179,16 @@ class Worker:
                 self._send(self._scheduler.cancel(message.request, now_us))
             case wire.Forget():
                 self._send(self._scheduler.forget(message.requests))
+            case wire.Committed() if message.fact in self._unacknowledged:
+                del self._unacknowledged[message.fact]
+            case wire.Committed() | wire.Known() | wire.Refused() | wire.Pin() | wire.Purge() | wire.Foreign() if (
+                self._snapshots is not None
+            ):
+                self._snapshots.take(message)
             case wire.Committed():
-                self._unacknowledged.pop(message.fact, None)
+                pass  # of a fact that is not remembered any more
+            case wire.Known() | wire.Refused() | wire.Pin() | wire.Purge() | wire.Foreign():
+                pass  # the folder cannot be used: the files wait for the next start
             case _:
                 raise AssertionError(f"{type(message).__name__} is not expected here")
         self._gauges_stale = True
@@ -162,8 +202,15 @@ class Worker:
         for copy in plan.copies:
             self._runner.copy_block(copy.source, copy.target, copy.count)
         self._send(plan.events)
+        self._stuck = not plan.slices
+        if self._stuck:
+            return
+        begun_us = self._clock()
         results = self._runner.step(plan.slices)
-        self._send(self._scheduler.apply(plan, results, self._clock()))
+        now_us = self._clock()
+        if self._snapshots is not None:
+            self._snapshots.computed([(part.start, len(part.tokens)) for part in plan.slices], now_us - begun_us)
+        self._send(self._scheduler.apply(plan, results, now_us))
         self._gauges_stale = True
 
     def _send(self, events: Sequence[wire.FromEngine]) -> None:
@@ -198,14 +245,33 @@ class Worker:
 
     def _patience_ms(self) -> float | None:
         """How long to wait for a message: not at all before a step or in an audit, until one is due, or for ever."""
-        if not self._scheduler.idle or self._audit is not None:
+        if (not self._scheduler.idle and not self._stuck) or self._audit is not None:
             return 0
         due = [self._gauges_due_us] if self._gauges_stale else []
+        if self._snapshots is not None and (at := self._snapshots.due_us()) is not None:
+            due.append(at)
         if not self._audited:
             due.append(self._audit_due_us)
         return max(min(due) - self._clock(), 0) / 1000 + 1 if due else None
 
+    def _flush(self) -> None:
+        """Writes what is not on disk yet, and hears what the journal says to it, within a time."""
+        if self._snapshots is None:
+            return
+        until_us = self._clock() + FLUSH_US
+        while (left_us := until_us - self._clock()) > 0:
+            self._back_up(flush=True)
+            if not self._snapshots.open and not self._snapshots.unwritten:
+                break
+            for message in self._link.receive(left_us / 1000):
+                if not isinstance(message, wire.Stop):
+                    self._take(message)
+            self._snapshots.settle()
+        if self._snapshots.unwritten:
+            log.warning("%d states are not on disk as a whole", self._snapshots.unwritten)
+
     def _stopped(self) -> None:
+        self._flush()
         self._scheduler.check()
         gauges = self._scheduler.gauges()
         log.info(
@@ -257,6 +323,37 @@ def drafter(drafts_max: int) -> Drafter | None:
     return PromptLookup(drafts_max)
 
 
+def clock_us() -> int:
+    """Microseconds, from any start."""
+    return time.monotonic_ns() // 1000
+
+
+def snapshots(
+    start: wire.Start, runner: AnyRunner, link: Link
+) -> Callable[[Residency, Iterator[int]], Snapshots] | None:
+    """What makes the tiers behind the device's memory; None where KV is not to be written anywhere."""
+    if not start.snapshots:
+        return None
+    from zjournal.engine.cache.snapshots import Settings, Snapshots  # numpy
+
+    settings = Settings(
+        folder=Path(start.snapshots),
+        key=start.snapshot_key,
+        limit=start.snapshot_limit,
+        codec=start.snapshot_codec,
+        host_bytes=start.host_cache,
+    )
+
+    def make(residency: Residency, facts: Iterator[int]) -> Snapshots:
+        made = Snapshots(
+            settings, residency, runner, facts, clock_us, lambda: time.time_ns() // 1000, learns=not start.scripted
+        )
+        link.watch(made.disk.fileno())
+        return made
+
+    return make
+
+
 def serve(link: Link) -> int:
     """The life of the process after its set-up; returns its exit status."""
     messages = link.receive(None)
@@ -272,7 +369,14 @@ def serve(link: Link) -> int:
         log.error("the model cannot be loaded: %s", fault.message)
         link.send([wire.Broken(fault.code, fault.message)])
         return EngineStartFault.exit_code
-    scheduler = Scheduler(limits, runner.block_count, token_bytes, drafter(limits.drafts_max))
+    parts = (limits, runner.block_count, token_bytes, drafter(limits.drafts_max))
+    off: list[wire.FromEngine] = []
+    try:
+        scheduler = Scheduler(*parts, snapshots(start, runner, link))
+    except SnapshotFault as fault:  # a full disk, say; a server without snapshots is better than none
+        log.error("KV is neither written nor restored: %s", fault.message)
+        off = [wire.SnapshotsOff("io_error", fault.message)]
+        scheduler = Scheduler(*parts)
     ready = wire.Ready(
         fingerprint=runner.fingerprint,
         kernels=runner.kernels,
@@ -283,9 +387,13 @@ def serve(link: Link) -> int:
     gc.collect()
     gc.freeze()  # what the load left lives as long as the process: no use looking through it between two steps
     gc.disable()  # the worker collects when it tells its gauges
-    link.send([ready])
+    link.send([ready, *off])
     log.info("ready in %.2f s: %s, %d blocks", time.monotonic() - begun, runner.kernels, runner.block_count)
-    Worker(link, runner, scheduler, lambda: time.monotonic_ns() // 1000).run(early)
+    try:
+        Worker(link, runner, scheduler, clock_us).run(early)
+    finally:
+        if scheduler.snapshots is not None:
+            scheduler.snapshots.close()
     return 0
 
 

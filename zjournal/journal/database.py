@@ -32,7 +32,7 @@ _PART_FILE = "journal.db.new"
 _PART_BYTES = 1 << 20  # of the log, read and written at once
 # What a damaged file makes of a query: Python cannot always decode what SQLite says of a schema that is rubbish.
 DAMAGES = (sqlite3.Error, UnicodeDecodeError)
-_TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn")
+_TABLES = ("segment", "content", "event", "meta", "session", "tenant", "turn", "chunk", "snapshot", "backup")
 
 
 class Identity(NamedTuple):

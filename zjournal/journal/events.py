@@ -287,7 +287,7 @@ class ToolResultSeen(Event, frozen=True, kw_only=True, tag="tool_result_seen.1")
     calls: tuple[bytes, ...]  # keys of the call ids: keyed digests, 16 bytes each, in the order of the results
 
 
-class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1"):
+class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1", omit_defaults=True):
     """The request was admitted: KV of the first `cached` tokens of its prompt is reused.
 
     By: engine.
@@ -296,11 +296,13 @@ class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1"):
     """
 
     response: str
-    tier: str  # device
+    tier: str  # where the last of them lay: device, host (memory), ssd
     cached: int  # tokens
     prompt: int  # tokens
-    reason: str = ""  # whole, extended, forked, evicted, cold, room: see below
+    reason: str = ""  # whole, extended, forked, evicted, cold, room, recompute, unreadable: see below
     nearest: str = ""  # the response whose state was met, forked from, or given up; empty if unknown
+    restored: int = 0  # tokens of `cached` that were not in device memory and were read back
+    restored_host: int = 0  # tokens of these that were in host memory
 
 
 class CacheAdmitted(Event, frozen=True, kw_only=True, tag="cache_admitted.1"):
@@ -331,19 +333,33 @@ class CacheEvicted(Event, frozen=True, kw_only=True, tag="cache_evicted.1"):
     blocks: int
 
 
-class CacheBackedUp(Event, frozen=True, kw_only=True, tag="cache_backed_up.1"):
-    """A terminal state was written to disk.
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of `cache_backed_up`. An empty `parent` is the chunk that is listed before it."""
+
+    hash: bytes
+    parent: bytes
+    tokens: int
+    file_bytes: int
+    plain: bool = True  # its tokens say everything: there is no image in it
+
+
+class CacheBackedUp(Event, frozen=True, kw_only=True, tag="cache_backed_up.1", omit_defaults=True):
+    """A state was written to disk: a snapshot of it, which takes the place of an earlier one of the same response.
 
     By: engine.
     When: its files are written, synced and renamed.
     Promise: the state can be found only once this is durable.
-    Later: with the SSD tier.
+    Payload: the marks of the chunks that are listed, one after another: what their tokens are found by.
     """
 
     response: str
     namespace: str
+    space: bytes  # digest of the namespace, keyed; its files lie under it
     tokens: int
-    bytes: int  # written for it; chunks that were there already do not count
+    end: bytes  # hash of the chunk that it ends with
+    chunks: tuple[Chunk, ...]  # those that were written for it, each behind its parent; none of what was there
+    write_us: int
+    kept: int = -1  # tokens of it that the session's next turn began with; -1: there is none yet
 
 
 class CacheRestored(Event, frozen=True, kw_only=True, tag="cache_restored.1"):
@@ -351,44 +367,119 @@ class CacheRestored(Event, frozen=True, kw_only=True, tag="cache_restored.1"):
 
     By: engine.
     When: every section has been checked and is resident.
-    Promise: before the `cache_matched` that counts its tokens.
-    Later: with the SSD tier.
+    Promise: before the `cache_matched` that counts its tokens; one for each tier that gave some.
     """
 
     response: str  # of the request that it is for
     tier: str  # ssd, host
     tokens: int
-    bytes: int
+    file_bytes: int  # that were read
+    end: bytes  # hash of the last chunk of it
+    space: bytes
     read_us: int
+    estimate_us: int  # what reading was expected to take
+    recompute_us: int  # what computing these tokens was expected to take
+
+
+class CacheNearlyMet(Event, frozen=True, kw_only=True, tag="cache_nearly_met.1"):
+    """A prompt left a snapshot shortly before its end: `zj sessions diff` shows why.
+
+    By: engine.
+    When: at admission, before `cache_matched`.
+    Promise: at least 1,024 tokens, and more than nine tenths of the snapshot, are the same.
+    """
+
+    response: str  # of the request
+    nearest: str  # the response whose snapshot it is
+    position: int  # of the first token that differs
+    tokens: int  # of the snapshot
 
 
 class CacheQuarantined(Event, frozen=True, kw_only=True, tag="cache_quarantined.1"):
-    """A file was refused and moved aside.
+    """A file was refused and moved aside, or was not there.
 
     By: engine.
     When: a check of it failed.
-    Promise: once for each file; nothing of it was used.
-    Later: with the SSD tier.
+    Promise: once for each file; nothing of it was used, and it is not looked at again.
     """
 
     file: str  # its name, without folders
+    hash: bytes  # of the chunk
+    space: bytes
     reason: str
 
 
 class CachePurged(Event, frozen=True, kw_only=True, tag="cache_purged.1"):
-    """A state on disk was given up.
+    """Chunks on disk were given up. A snapshot that ends with one ends one chunk earlier, or is gone.
+
+    By: engine, for room; else whoever deletes.
+    When: before the first of their files is unlinked.
+    Promise: from here on they are not found, whether or not the files are gone yet.
+    """
+
+    space: bytes
+    hashes: tuple[bytes, ...]  # each behind those that continue it
+    file_bytes: int  # that become free
+    cause: str  # quota, stale, replaced (by a longer one of its response), deleted (with its turn), gc
+
+
+class CacheReconciled(Event, frozen=True, kw_only=True, tag="cache_reconciled.1"):
+    """The folder of the snapshots was compared with the journal.
+
+    By: engine; `zj snapshots gc` where no server runs.
+    When: in the background, once for each start.
+    Promise: no file that a fact names was unlinked. What is `missing` is not looked for any more.
+    """
+
+    files: int  # looked at
+    orphans: int  # files of chunks that no fact names; unlinked
+    leftovers: int  # files that were being written; unlinked
+    strange: int  # others; left alone
+    file_bytes: int  # that were unlinked
+    missing: tuple[bytes, ...]  # hashes of chunks without a file of their size; more of them may be told before
+
+
+class CacheStopped(Event, frozen=True, kw_only=True, tag="cache_stopped.1"):
+    """Nothing is backed up any more; what is on disk is restored as before.
 
     By: engine.
-    When: before the first of its files is unlinked.
-    Promise: from here on it is not found, whether or not the files are gone yet.
-    Later: with the SSD tier.
+    When: the disk is full, reports an error, or commits do not come.
+    Promise: requests are answered as before. `cache_resumed` or the end of the engine tells its end.
+    """
+
+    reason: str  # no_space, io_error, stalled
+    message: str
+
+
+class CacheResumed(Event, frozen=True, kw_only=True, tag="cache_resumed.1"):
+    """States are backed up again.
+
+    By: engine.
+    When: the disk takes files again.
+    Promise: after a `cache_stopped`.
+    """
+
+
+class SnapshotPinned(Event, frozen=True, kw_only=True, tag="snapshot_pinned.1"):
+    """A snapshot is to be kept.
+
+    By: the operation `snapshots.pin`.
+    When: in the commit of it.
+    Promise: neither the quota nor gc takes it, nor what it needs. It goes with its turn, if that is deleted.
     """
 
     response: str
-    namespace: str
-    tokens: int
-    bytes: int  # that become free
-    cause: str  # quota, deleted, stale
+
+
+class SnapshotUnpinned(Event, frozen=True, kw_only=True, tag="snapshot_unpinned.1"):
+    """The pin was taken back.
+
+    By: the operation `snapshots.pin`.
+    When: in the commit of it.
+    Promise: as if it had never been pinned.
+    """
+
+    response: str
 
 
 class TokensSampled(Event, frozen=True, kw_only=True, tag="tokens_sampled.1"):
@@ -496,8 +587,14 @@ AnyEvent = (
     | CacheEvicted
     | CacheBackedUp
     | CacheRestored
+    | CacheNearlyMet
     | CacheQuarantined
     | CachePurged
+    | CacheReconciled
+    | CacheStopped
+    | CacheResumed
+    | SnapshotPinned
+    | SnapshotUnpinned
     | TokensSampled
     | ToolCalled
     | ResponseFinished

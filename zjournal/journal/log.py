@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zjournal.errors import Fault, JournalUnavailable, OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, quick, rows, segments, wal
+from zjournal.journal import chain, content, database, datadir, headfile, kept, quick, rows, segments, wal
 from zjournal.journal.events import AnyEvent, Fact, Recorded, ResponseFailed
 from zjournal.journal.projections import TURN_COLUMNS, Turn, effects, turn_of
 from zjournal.journal.reader import Reader, Tenant
@@ -308,12 +308,14 @@ class Journal(Reader):
 
         def work(tx: Transaction) -> int:
             # Made anew, so that whatever was wrong in their trees and indexes goes as well.
-            query = "SELECT sql FROM sqlite_schema WHERE tbl_name IN ('turn', 'session') AND sql != ''"
+            names = ("turn", "session", *kept.TABLES)
+            query = f"SELECT sql FROM sqlite_schema WHERE tbl_name IN {names} AND sql != ''"
             made = [sql for (sql,) in tx.db.execute(query).fetchall()]
             tables = [sql for sql in made if sql.startswith("CREATE TABLE")]
-            needed = [sql for sql in made if sql.startswith("CREATE UNIQUE INDEX")]  # to find a fact's turn
+            # To find a fact's turn, and the chunks around one.
+            needed = [sql for sql in made if sql.startswith("CREATE UNIQUE INDEX") or sql in kept.INDEXES]
             rest = [sql for sql in made if sql not in tables and sql not in needed]
-            for sql in ("DROP TABLE turn", "DROP TABLE session", *tables, *needed):
+            for sql in (*(f"DROP TABLE {name}" for name in names), *tables, *needed):
                 tx.db.execute(sql)
             after = 0
             while page := tx.facts(after, after + GROUP_FACTS_MAX):

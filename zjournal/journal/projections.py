@@ -1,7 +1,9 @@
-"""The projections `turn` and `session`: a pure fold of facts into SQL effects, applied in the facts' own transaction.
+"""The projections: a pure fold of facts into SQL effects, applied in the facts' own transaction.
 
 The rows can be dropped and refolded at any time and come out the same, however the facts were grouped. Sampled
 tokens, by far the most frequent fact, are summed per response first, so that a group costs one UPDATE per response.
+
+`turn` and `session` are made here, what is on disk of the KV in `kept`.
 
 A turn that was deleted has a row for as long as its content is needed, and none once that is erased: what stays of it
 are its facts. A deleted session goes with the last of its turns.
@@ -14,15 +16,20 @@ from typing import Any, assert_never
 
 import msgspec
 
+from zjournal.journal import kept
 from zjournal.journal.events import (
     AdminActed,
     CacheAdmitted,
     CacheBackedUp,
     CacheEvicted,
     CacheMatched,
+    CacheNearlyMet,
     CachePurged,
     CacheQuarantined,
+    CacheReconciled,
     CacheRestored,
+    CacheResumed,
+    CacheStopped,
     EngineCrashed,
     EngineImported,
     EngineStarted,
@@ -44,6 +51,8 @@ from zjournal.journal.events import (
     SessionPinned,
     SessionReplayed,
     SessionUnpinned,
+    SnapshotPinned,
+    SnapshotUnpinned,
     TokensSampled,
     ToolCalled,
     ToolResultSeen,
@@ -75,6 +84,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int  # the last fact of its generation
     prompt: int  # tokens
     cached: int
+    restored: int  # tokens of these that were read back from disk or host memory
+    restored_host: int  # tokens of these that came from host memory
     cache_reason: str  # as CacheMatched.reason, "" before
     output: int
     queue_us: int
@@ -128,12 +139,15 @@ _DELETE_SESSION = "UPDATE session SET deleted = 1 WHERE session = ?"
 _DROP_EMPTY = "DELETE FROM session WHERE session = ? AND deleted = 1 AND turns = 0"
 _ACCEPT = (
     "INSERT INTO turn (accepted_seq, response, session, parent, tenant, protocol, model, stored, created,"
-    " accepted_us, finished_us, status, reason, last_seq, prompt, cached, cache_reason, output, queue_us,"
-    " prefill_us, decode_us, ttft_us, history, asked, erased, code, message)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, '', 0, 0, 0, 0, NULL, x'', ?, 0, '', '')"
+    " accepted_us, finished_us, status, reason, last_seq, prompt, cached, restored, restored_host, cache_reason,"
+    " output, queue_us, prefill_us, decode_us, ttft_us, history, asked, erased, code, message)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', '', ?, 0, 0, 0, 0, '',"
+    " 0, 0, 0, 0, NULL, x'', ?, 0, '', '')"
 )
 _RENDER = f"UPDATE turn SET prompt = ?, last_seq = ? WHERE {BY_RESPONSE}"
-_MATCH = f"UPDATE turn SET cached = ?, cache_reason = ?, last_seq = ? WHERE {BY_RESPONSE}"
+_MATCH = (
+    f"UPDATE turn SET cached = ?, restored = ?, restored_host = ?, cache_reason = ?, last_seq = ? WHERE {BY_RESPONSE}"
+)
 _SAMPLE = (
     "UPDATE turn SET output = output + ?, last_seq = ?, ttft_us = coalesce(ttft_us, ? - accepted_us)"
     f" WHERE {BY_RESPONSE}"
@@ -208,7 +222,9 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
         case PromptRendered():
             yield _RENDER, (event.count, seq, event.response, event.response)
         case CacheMatched():
-            yield _MATCH, (event.cached, event.reason, seq, event.response, event.response)
+            told = (event.cached, event.restored, event.restored_host, event.reason)
+            yield _MATCH, (*told, seq, event.response, event.response)
+            yield from kept.effects(seq, time, event, None)
         case ResponseFinished():
             status = _STATUS_OF_REASON[event.reason]
             times = (event.queue_us, event.prefill_us, event.decode_us)
@@ -224,8 +240,13 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             yield from _drop(event.response)
         case PayloadErased():
             yield _ERASE, (event.response, event.response)
+            yield from kept.erased(event.response)
             yield from _drop(event.response)
-        case CacheAdmitted() | CacheEvicted() | CacheBackedUp() | CacheRestored() | CacheQuarantined() | CachePurged():
+        case CacheBackedUp() | CachePurged() | CacheQuarantined() | CacheReconciled() | CacheRestored():
+            yield from kept.effects(seq, time, event, fact.payload)
+        case SnapshotPinned() | SnapshotUnpinned():
+            yield from kept.effects(seq, time, event, None)
+        case CacheAdmitted() | CacheEvicted() | CacheNearlyMet() | CacheStopped() | CacheResumed():
             pass  # the engine's residency is not a state of a turn
         case ServerStarted() | ServerStopped() | ServerCrashed() | AdminActed():
             pass

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from zjournal.journal import content
+from zjournal.journal import content, snapshots
 from zjournal.journal.events import Fact, PayloadErased, ResponseDeleted, decode_body
 from zjournal.journal.log import Journal
 from zjournal.journal.projections import BY_PARENT, BY_RESPONSE, DELETED, TURN_COLUMNS, Turn, turn_of
@@ -139,7 +139,10 @@ def _erase_one(tx: Transaction, turn: Turn, cause: str) -> int:
         if bare.payload is not None:
             tx.erase_payloads([bare.seq])
         freed += content.drop(tx.db, content.references(decode_body(bare.body)))
+    tx.erase_payloads(snapshots.facts_of(tx, turn.response))  # they may come long after its end
+    ends = snapshots.ends_of(tx, turn.response)
     tx.append([Fact(PayloadErased(tenant=turn.tenant, response=turn.response, cause=cause))])
+    snapshots.release(tx, ends, snapshots.DELETED)
     return freed
 
 

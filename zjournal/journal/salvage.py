@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from zjournal.errors import OutputFault
-from zjournal.journal import chain, content, database, datadir, headfile, segments, wal
+from zjournal.journal import chain, content, database, datadir, headfile, segments, snapshots, wal
 from zjournal.journal.database import Identity
 from zjournal.journal.events import Fact, PayloadErased, RequestAccepted, decode_body
 from zjournal.journal.log import Journal
@@ -372,7 +372,10 @@ def _erase(tx: Transaction, response: str) -> None:
         tenant = tenant or event.tenant
         tx.erase_payloads([found.seq])
         content.drop(tx.db, [digest for digest in content.references(event) if content.there(tx.db, digest)])
+    tx.erase_payloads(snapshots.facts_of(tx, response))
+    ends = snapshots.ends_of(tx, response)
     tx.append([Fact(PayloadErased(tenant=tenant, response=response, cause=CAUSE_LOST))])
+    snapshots.release(tx, ends, snapshots.DELETED)
 
 
 def _behind(source: _Source, proved: int) -> tuple[tuple[Range, ...], tuple[str, ...]]:

@@ -60,6 +60,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     wal_bytes: int
     free_bytes: int
     rest_bytes: int
+    snapshot_bytes: int  # of files that it names, which are not in it
     rows: dict[str, int]  # by table; facts in a segment are one row
     facts: dict[str, Kind]  # by tag and version, the most bytes first
     contents: dict[str, Kind]  # by the field that named it first, the most bytes first
@@ -89,8 +90,9 @@ def stats(reader: Reader) -> Stats:
     with reader.transaction() as db:
         counts = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("segment", "content", "turn", "session", "tenant")
+            for name in ("segment", "content", "turn", "session", "snapshot", "chunk", "tenant")
         }
+        (snapshot_bytes,) = db.execute("SELECT coalesce(sum(file_bytes * (1 - bad)), 0) FROM chunk").fetchone()
         # Facts are numbered without gaps; counting a million of them would hold the log for a quarter of a second.
         counts["event"] = rows.head(db) - rows.sealed(db)
         page_bytes, pages, free = (
@@ -105,6 +107,7 @@ def stats(reader: Reader) -> Stats:
         file_bytes=page_bytes * pages,
         wal_bytes=_size(reader.path.with_name(reader.path.name + "-wal")),
         free_bytes=page_bytes * free,
+        snapshot_bytes=snapshot_bytes,
         rest_bytes=max(page_bytes * (pages - free) - used, 0),
         rows=counts,
         facts=_largest_first(count.facts),

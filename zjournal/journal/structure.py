@@ -19,7 +19,14 @@ MIGRATIONS = "_sqlite_migrations"
 STEPS = [("zjournal", "m0001_journal")]  # of the schema, in order
 LITESTREAM = ("_litestream_seq", "_litestream_lock")
 _CALL = re.compile(r"\bsubstr\(")  # the only function in them
-TABLES = ("content", "session", "turn")  # those with indexes; the few rows of the others are read whole
+TABLES = (
+    "content",
+    "session",
+    "turn",
+    "chunk",
+    "snapshot",
+    "backup",
+)  # those with indexes; the few rows of the others are read whole
 
 
 class _Index(NamedTuple):

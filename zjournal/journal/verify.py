@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal.errors import JournalFault
-from zjournal.journal import chain, content, datadir, headfile, rows, structure, wal
+from zjournal.journal import chain, content, datadir, headfile, kept, rows, structure, wal
 from zjournal.journal.chain import Head
 from zjournal.journal.events import NewerEvent, PayloadErased, Recorded, tag_of
 from zjournal.journal.projections import INDEXES, SESSION_COLUMNS, TURN_COLUMNS, effects
@@ -26,6 +26,7 @@ from zjournal.journal.reader import PAGE_FACTS, Reader, some
 
 CONTENTS_PAGE = 50  # proved in one read transaction
 ROWS_PAGE = 1_000
+_PROJECTIONS = {"turn": TURN_COLUMNS, "session": SESSION_COLUMNS, **kept.TABLES}
 
 Progress = Callable[[int, int], None]
 
@@ -46,6 +47,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     contents: int
     turns: int
     sessions: int
+    snapshots: int
+    chunks: int
     erased: int  # responses whose payloads are gone by a fact that says so
     head: int
     link: str
@@ -124,10 +127,10 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
     """
     with Reader.open(data_dir) as reader:
         walk = _Walk(reader)
-        turns = sessions = 0
+        counts = dict.fromkeys(_PROJECTIONS, 0)
         fault = None
         try:
-            turns, sessions = _prove(reader, walk, progress or (lambda done, total: None))
+            counts = _prove(reader, walk, progress or (lambda done, total: None))
         except _Broken as broken:
             fault = broken.fault
         except JournalFault as damaged:  # from the read transaction: SQLite could not read a page
@@ -138,8 +141,10 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
             path=str(reader.path),
             facts=walk.head.seq,
             contents=walk.contents,
-            turns=turns,
-            sessions=sessions,
+            turns=counts["turn"],
+            sessions=counts["session"],
+            snapshots=counts["snapshot"],
+            chunks=counts["chunk"],
             erased=len(walk.erased),
             head=walk.head.seq,
             link=walk.head.link.hex(),
@@ -147,7 +152,7 @@ def verify(data_dir: Path, progress: Progress | None = None) -> Report:
         )
 
 
-def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
+def _prove(reader: Reader, walk: _Walk, progress: Progress) -> dict[str, int]:
     # Read before the facts: the journal may go on meanwhile, and is never behind it.
     walk.witness = headfile.read(reader.path.parent) if reader.head else None
     served = datadir.owner(reader.path.parent) is not None
@@ -171,13 +176,12 @@ def _prove(reader: Reader, walk: _Walk, progress: Progress) -> tuple[int, int]:
         done = walk.head.seq + walk.contents
         progress(done, max(total, done))
     _compare_references(reader, walk)
-    turns = _compare_rows(reader, walk, "turn", TURN_COLUMNS)
-    sessions = _compare_rows(reader, walk, "session", SESSION_COLUMNS)
+    counts = {table: _compare_rows(reader, walk, table, columns) for table, columns in _PROJECTIONS.items()}
     _compare_payloads(walk)
     structure_fault = structure.paged_fault(reader) if served else None
     if structure_fault:
         raise _Broken("file", structure_fault)
-    return turns, sessions
+    return counts
 
 
 @contextmanager
@@ -293,12 +297,17 @@ def _compare_rows(reader: Reader, walk: _Walk, table: str, columns: str) -> int:
         _catch_up(reader, walk, head)
         for row, right in zip_longest(page, walk.fold.execute(query, (after,)).fetchall()):
             if row is None:
-                raise _Broken(table, f"{table} {right[1]} is missing")
+                raise _Broken(table, f"{table} {_name(right)} is missing")
             _compare_row(table, names, row, right)
         count += len(page)
         if len(page) < ROWS_PAGE:
             return count
         after = page[-1][0]
+
+
+def _name(row: tuple) -> str:
+    """What a row is called: the id or hash in its second column."""
+    return row[1].hex() if isinstance(row[1], bytes) else str(row[1])
 
 
 def _compare_row(table: str, names: list[str], row: tuple, right: tuple | None) -> None:
@@ -307,19 +316,21 @@ def _compare_row(table: str, names: list[str], row: tuple, right: tuple | None) 
     for name, value, expected in zip(names, row, right, strict=True):
         # The type counts as well: 1 and 1.0 are equal, but not the same bytes.
         if value != expected or type(value) is not type(expected):
-            raise _Broken(table, f"{table} {row[1]}: column {name} is {value!r}, and the facts say {expected!r}")
+            raise _Broken(table, f"{table} {_name(row)}: column {name} is {value!r}, and the facts say {expected!r}")
 
 
 def _empty_projections() -> sqlite3.Connection:
-    """A private temporary database with the two tables; SQLite spills it to disk when it grows."""
+    """A private temporary database with the tables of the projections; SQLite spills it to disk when it grows."""
     fold = sqlite3.connect("", isolation_level=None)
     fold.execute("PRAGMA journal_mode = OFF")
     fold.execute(
         "CREATE TABLE session (opened_seq INTEGER PRIMARY KEY, session TEXT UNIQUE, tenant TEXT, key BLOB,"
         " opened_us INTEGER, turns INTEGER, last_seq INTEGER, last_us INTEGER, pinned INTEGER, deleted INTEGER)"
     )
-    fold.execute(f"CREATE TABLE turn ({TURN_COLUMNS.replace('accepted_seq', 'accepted_seq INTEGER PRIMARY KEY', 1)})")
-    for index in INDEXES:
+    for table, columns in {"turn": TURN_COLUMNS, **kept.TABLES}.items():
+        first, rest = columns.split(", ", 1)
+        fold.execute(f"CREATE TABLE {table} ({first} INTEGER PRIMARY KEY, {rest})")
+    for index in (*INDEXES, *kept.INDEXES):
         fold.execute(index)
     fold.execute("BEGIN")
     return fold

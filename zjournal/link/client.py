@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ RESTART_PAUSE_FIRST_S = 0.2
 RESTART_PAUSE_MAX_S = 30.0
 STEADY_S = 30.0  # a child that lived this long after Ready starts again without a pause
 STOP_GRACE_S = 5.0
+FLUSH_GRACE_S = 10.0  # more, for an engine that writes snapshots: what is not on disk yet
 UNREADY_LIVES_MAX = 5  # children in a row that died before Ready: then it is no accident
 
 # The child runs this very package, wherever it was imported from.
@@ -50,12 +52,21 @@ class Listener(Protocol):
     def engine_said(self, message: wire.FromEngine) -> None: ...
 
 
+# Gives what a new engine must know of the disk: pages of wire.Known, the last one flagged.
+Known = Callable[[], AsyncIterator[wire.Known]]
+
+
 class EngineClient:
     """Owns the child process and the socket to it."""
 
-    def __init__(self, start: wire.Start, listener: Listener) -> None:
+    def __init__(self, start: wire.Start, listener: Listener, known: Known | None = None) -> None:
+        """`known` is asked at each start of an engine that has a folder of snapshots."""
+        assert not start.snapshots or known is not None
         self._start = start
         self._listener = listener
+        self._known = known
+        self._told = asyncio.Event()  # the engine knows what is on disk
+        self._held: list[wire.ToEngine] = []  # what may be said only then
         self._running: dict[str, None] = {}  # asked and not ended, in order
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -99,18 +110,23 @@ class EngineClient:
         """Tells the engine to give up what it keeps of these requests alone. A new engine keeps nothing anyway."""
         self._send(wire.Forget(requests))
 
+    def tell(self, message: wire.Refused | wire.Foreign | wire.Pin | wire.Purge) -> None:
+        """Says something of the snapshots. An engine that is starting hears it once it knows what is on disk."""
+        self._send_known(message)
+
     async def watch(self) -> None:
         """Returns once no engine is kept up any more; raises what went wrong in here, for nothing else would tell."""
         assert self._task is not None
         await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Ends the child: asks, waits STOP_GRACE_S, then kills."""
+        """Ends the child: asks, waits STOP_GRACE_S, longer where it has to write, then kills."""
         self._stopping = True
+        grace = STOP_GRACE_S + (FLUSH_GRACE_S if self._start.snapshots else 0)
         self._send(wire.Stop())
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+                await asyncio.wait_for(self._process.wait(), grace)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
@@ -124,6 +140,25 @@ class EngineClient:
     def _send(self, message: wire.ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.frame(message))
+
+    def _send_known(self, message: wire.ToEngine) -> None:
+        if self._told.is_set():
+            self._send(message)
+        elif self._writer is not None:
+            self._held.append(message)
+
+    async def _tell_known(self) -> None:
+        """Says what is on disk, then what has changed since that was read."""
+        if self._start.snapshots:
+            assert self._known is not None
+            async for page in self._known():
+                self._send(page)
+                if self._writer is not None and not self._writer.is_closing():
+                    await self._writer.drain()
+        held, self._held = self._held, []
+        self._told.set()
+        for message in held:
+            self._send(message)
 
     async def _keep_up(self) -> None:
         pause = 0.0
@@ -167,11 +202,16 @@ class EngineClient:
         self._end_told = False
         theirs.close()
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._told.clear()
+        self._held.clear()
         self._send(self._start)
+        telling = asyncio.ensure_future(self._tell_known())
+        telling.add_done_callback(self._known_told)
         broken = None
         try:
             broken = await self._listen(reader)
         finally:
+            telling.cancel()
             self._writer.close()
             self._writer = None
         status = await self._ended(self._process)
@@ -180,6 +220,14 @@ class EngineClient:
             running, self._running = tuple(self._running), {}
             self._listener.engine_crashed(self._process.pid, status, running)
         return status, broken
+
+    def _known_told(self, telling: asyncio.Future[None]) -> None:
+        """An engine that cannot be told what is on disk must not go on: it would wait for ever."""
+        if telling.cancelled() or telling.exception() is None or isinstance(telling.exception(), ConnectionError):
+            return
+        log.error("the engine could not be told what is on disk", exc_info=telling.exception())
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """The wait status of a child that hung up; one that does not leave by itself is killed."""

@@ -2,7 +2,7 @@
 
 A frame is a little-endian uint32 length and one msgpack map with its type in `t`. Token ids travel as
 packed little-endian uint32. The engine names each cache fact with a number; the API answers
-`Committed(fact)` once the fact is durable in the journal.
+`Committed(fact)` once the fact is durable in the journal, and of snapshots `Refused(fact)` if it never will be.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     end_tokens: tuple[int, ...] = ()
     log_level: str = "info"
     log_format: str = "text"  # text or json
+    snapshots: str = ""  # folder of the chunk files; "": no KV is written to disk, and none read
+    snapshot_key: bytes = b""  # 32 bytes, part of each digest of a namespace: so no hash of a chunk can be guessed
+    snapshot_limit: int = 0  # bytes of all files in the folder
+    snapshot_codec: str = "auto"  # raw, zstd, or whichever proves faster
+    host_cache: int = 0  # bytes of chunks kept in memory as well; 0: none
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -97,6 +102,85 @@ class Forget(msgspec.Struct, frozen=True, tag_field="t", tag="forget"):
     requests: tuple[str, ...]
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that is on disk, as zjournal.snapshots.index.Row has it; `file_bytes` is the size of its file.
+
+    `marks` may be empty where the content of the turn that first wrote it was erased: they are not known then.
+    """
+
+    hash: bytes
+    parent: bytes
+    tokens: int
+    file_bytes: int
+    marks: bytes
+    plain: bool = True
+    # What the journal knows beside; of a chunk that is new they say nothing.
+    bad: bool = False  # its file was refused or is missing, and it was not written again since
+    used_us: int = 0  # written or restored last, of the wall clock
+    uses: int = 0  # restores that ended with this chunk
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot: what restores the state of a request, up to the chunk `end`."""
+
+    request: str
+    session: str
+    end: bytes
+    tokens: int
+    made_us: int
+    pinned: bool
+    kept: int = -1  # tokens that the session's next turn began with; -1: there is none yet
+
+
+class Known(msgspec.Struct, frozen=True, tag_field="t", tag="known", kw_only=True):
+    """A page of what the journal has on disk in one namespace; right after Start, until one says `last`.
+
+    `space` is the namespace's digest, 32 bytes. Over all pages of a space each chunk comes behind its parent; a
+    snapshot may end with a chunk of any page. Before the last page nothing else is sent.
+    """
+
+    space: bytes
+    chunks: tuple[Chunk, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    last: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
+    """The snapshot of BackedUp(fact) will never be in the journal: what it stands on, or its turn, has gone meanwhile.
+
+    Its new chunks are to be unlinked, as far as no other snapshot has them.
+    """
+
+    fact: int
+
+
+class Foreign(msgspec.Struct, frozen=True, tag_field="t", tag="foreign"):
+    """Of the spaces that are known, these belong to other weights, templates or kernels. After Ready."""
+
+    spaces: tuple[bytes, ...]
+
+
+class Pin(msgspec.Struct, frozen=True, tag_field="t", tag="pin"):
+    """The snapshot of this request was pinned, or its session was; or neither is any more. Unknown ones are ignored."""
+
+    request: str
+    pinned: bool
+
+
+class Purge(msgspec.Struct, frozen=True, tag_field="t", tag="purge"):
+    """The journal has given these up, for a deletion or a `gc` by hand: they are not found any more from now on.
+
+    `requests`: snapshots that are gone, of any space. `hashes`: chunks of `space` that go, each behind those that
+    continue it; the files are to be unlinked, in the quarantine as well, and the host cache gives them up. What is
+    unknown here may have a file all the same.
+    """
+
+    space: bytes
+    hashes: tuple[bytes, ...]
+    requests: tuple[str, ...]
+    cause: str  # as of the fact CachePurged
+
+
 class Stop(msgspec.Struct, frozen=True, tag_field="t", tag="stop"):
     """End now; nothing is running any more."""
 
@@ -132,9 +216,11 @@ class Broken(msgspec.Struct, frozen=True, tag_field="t", tag="broken"):
 
 
 class Matched(msgspec.Struct, frozen=True, tag_field="t", tag="matched"):
-    """The request was admitted: this many tokens of its prompt are reused from device memory.
+    """The request was admitted: KV of this many tokens of its prompt is reused.
 
-    `reason` says why it was not one more, `nearest` whose state that is about (see the fact CacheMatched).
+    `tier` is where the last of them lay: device, host or ssd. The first `cached` - `restored` were in device memory.
+    Of a request whose KV was restored it comes after Restored. `reason` says why it was not one more, `nearest` whose
+    state that is about (see the fact CacheMatched).
     """
 
     request: str
@@ -143,6 +229,8 @@ class Matched(msgspec.Struct, frozen=True, tag_field="t", tag="matched"):
     tier: str = "device"
     reason: str = ""
     nearest: str = ""  # a request, "" if unknown
+    restored: int = 0  # tokens of these that were read back from disk or host memory
+    restored_host: int = 0  # tokens of those that came from host memory
 
 
 class Tokens(msgspec.Struct, frozen=True, tag_field="t", tag="tokens"):
@@ -167,6 +255,98 @@ class CacheChanged(msgspec.Struct, frozen=True, tag_field="t", tag="cache_change
     request: str  # whose terminal state, "" if unknown
     tokens: int
     blocks: int
+
+
+class BackedUp(msgspec.Struct, frozen=True, tag_field="t", tag="backed_up", kw_only=True):
+    """A state is on disk: its files are written, synced and renamed. Wants Committed(fact), or Refused(fact).
+
+    Until then it is found by nobody. Another one for the same request takes its place; chunks of the former one that
+    nothing needs any more are given up with it, in the same commit (CachePurged, cause `replaced`): the engine
+    unlinks them after Committed, and sends no PurgePlanned for them.
+    """
+
+    fact: int
+    request: str
+    namespace: str
+    space: bytes  # digest of the namespace
+    tokens: int
+    end: bytes  # hash of its last chunk
+    chunks: tuple[Chunk, ...]  # those that are new or were written again, each behind its parent
+    write_us: int
+    kept: int = -1  # tokens that the session's next turn began with, if that is known already
+
+
+class Restored(msgspec.Struct, frozen=True, tag_field="t", tag="restored", kw_only=True):
+    """KV was read back into device memory for a request, checked, and is resident. One for each tier that gave some."""
+
+    request: str
+    tier: str  # ssd, host
+    tokens: int
+    file_bytes: int  # read
+    end: bytes  # hash of the last chunk of it
+    space: bytes
+    read_us: int
+    estimate_us: int  # what reading was expected to take
+    recompute_us: int  # what computing these tokens was expected to take
+
+
+class NearMiss(msgspec.Struct, frozen=True, tag_field="t", tag="near_miss"):
+    """A snapshot of `tokens` was nearly met: the prompt is another one from token `position` on."""
+
+    request: str
+    nearest: str
+    position: int
+    tokens: int
+
+
+class Quarantined(msgspec.Struct, frozen=True, tag_field="t", tag="quarantined"):
+    """A chunk's file was refused and moved aside, or is missing; once for each file. It is not met again."""
+
+    file: str  # its name, without folders
+    hash: bytes
+    space: bytes
+    reason: str
+
+
+class PurgePlanned(msgspec.Struct, frozen=True, tag_field="t", tag="purge_planned", kw_only=True):
+    """Chunks of one space are to go. Wants Committed(fact); before that none is unlinked, and none found any more.
+
+    What may not go after all (pinned meanwhile, or needed) comes back as Refused(fact): then none of them went.
+    """
+
+    fact: int
+    space: bytes
+    hashes: tuple[bytes, ...]  # each behind those that continue it
+    requests: tuple[str, ...]  # whose snapshots end with them: they get shorter, or go
+    file_bytes: int
+    cause: str  # quota, stale
+
+
+class SnapshotsOff(msgspec.Struct, frozen=True, tag_field="t", tag="snapshots_off"):
+    """Nothing is written to disk any more; restoring goes on. `reason`: no_space, io_error, stalled."""
+
+    reason: str
+    message: str
+
+
+class SnapshotsOn(msgspec.Struct, frozen=True, tag_field="t", tag="snapshots_on"):
+    """States are written to disk again."""
+
+
+class Reconciled(msgspec.Struct, frozen=True, tag_field="t", tag="reconciled", kw_only=True):
+    """The folder was compared with what is known, in the background: once for each start of the engine.
+
+    Orphans and leftovers were unlinked. `missing` are chunks without a file of their size; a page of them at a time,
+    and the page that says `last` has the numbers.
+    """
+
+    missing: tuple[tuple[bytes, bytes], ...] = ()  # space and hash
+    last: bool = True
+    files: int = 0  # looked at
+    orphans: int = 0
+    leftovers: int = 0
+    strange: int = 0  # left alone
+    file_bytes: int = 0  # that were unlinked
 
 
 class Finished(msgspec.Struct, frozen=True, tag_field="t", tag="finished", kw_only=True):
@@ -201,10 +381,34 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     recomputed: int = 0  # tokens that were computed again after a preemption
     drafted: int = 0  # tokens that were guessed, and of those the ones that proved right
     accepted: int = 0
+    # Of the snapshots:
+    snapshot_bytes: int = 0  # of all files in the folder
+    snapshot_chunks: int = 0
+    snapshots: int = 0
+    host_bytes: int = 0  # of the host cache
+    backups_off: bool = False
 
 
-ToEngine = Start | Generate | Cancel | Committed | Forget | Stop
-FromEngine = Loading | Ready | Broken | Matched | Tokens | CacheChanged | Finished | Failed | Gauges
+ToEngine = Start | Generate | Cancel | Committed | Refused | Known | Foreign | Pin | Purge | Forget | Stop
+FromEngine = (
+    Loading
+    | Ready
+    | Broken
+    | Matched
+    | Tokens
+    | CacheChanged
+    | BackedUp
+    | Restored
+    | NearMiss
+    | Quarantined
+    | PurgePlanned
+    | SnapshotsOff
+    | SnapshotsOn
+    | Reconciled
+    | Finished
+    | Failed
+    | Gauges
+)
 
 _encoder = msgspec.msgpack.Encoder()
 

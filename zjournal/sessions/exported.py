@@ -377,7 +377,9 @@ def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line], l
         if negative:
             return "a number in it is negative"
         match event:
-            case events.CacheMatched(cached=cached, prompt=told) if not 0 <= cached <= told == prompt:
+            case events.CacheMatched(cached=cached, prompt=told, restored=restored, restored_host=host) if not (
+                0 <= host <= restored <= cached <= told == prompt
+            ):
                 return "its match with the cache does not fit its prompt"
             case events.TokensSampled(position=at, count=count):
                 if at != position or not count or not _holds(line.payload, count, logprobs):

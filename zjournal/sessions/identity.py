@@ -51,6 +51,11 @@ def namespace(fingerprint: str, tenant: str) -> str:
     return hashlib.sha256(f"namespace\0{fingerprint}\0{tenant}".encode()).hexdigest()[:NAMESPACE_HEX]
 
 
+def snapshot_key(secret: bytes) -> bytes:
+    """What goes into the hashes of chunks on disk: HMAC(journal secret); 32 bytes. So none can be guessed back."""
+    return hmac.digest(secret, b"snapshots", "sha256")
+
+
 def salt(secret: bytes, tenant: str, cache_salt: str | None) -> str:
     """What a fact has of a client's `cache_salt`; "" if it gave none."""
     if cache_salt is None:

@@ -18,8 +18,9 @@ import msgspec
 
 from zjournal import errors
 from zjournal.journal import backup, compact, events, removal
+from zjournal.journal import snapshots as journaled
 from zjournal.journal.log import Journal
-from zjournal.sessions import importing, replay
+from zjournal.sessions import importing, replay, snapshots
 
 SCRUB_S_MAX = 3.0
 SCRUB_LOOK_S = 0.05
@@ -144,6 +145,11 @@ def _backup(journal: Journal, arguments: Backup) -> backup.Copied:
     return backup.backup(journal, Path(arguments.path))
 
 
+def _pin_snapshot(journal: Journal, arguments: snapshots.PinSnapshot) -> Nothing:
+    journaled.pin(journal, arguments.response, arguments.pinned)
+    return Nothing()
+
+
 def _wait_scrubbed(journal: Journal) -> bool:
     """Whether the write-ahead log is free of what was erased; waits a little for readers to let go of it."""
     until = time.monotonic() + SCRUB_S_MAX
@@ -180,6 +186,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "sessions.delete_turn": Operation(DeleteTurn, Deleted, _delete_turn),
         "sessions.prune": Operation(Prune, Deleted, _prune),
         "sessions.pin": Operation(Pin, Nothing, _pin),
+        "snapshots.gc": Operation(snapshots.Collect, snapshots.Collected, snapshots.collect),
+        "snapshots.pin": Operation(snapshots.PinSnapshot, Nothing, _pin_snapshot),
         "sessions.import": Operation(importing.ImportFile, importing.Imported, importing.import_file, creates=True),
         "journal.backup": Operation(Backup, backup.Copied, _backup, repairs=True),
         "journal.compact": Operation(Nothing, compact.Compacted, _compact),

@@ -137,22 +137,22 @@ class ChunkFile:
         if chunk.extra != extra or not chunk.tokens.startswith(tokens):
             raise self._refused(Reason.TOKENS, "has other tokens")
 
-    def read(self, into: Sequence[memoryview], direct: bool = True) -> None:
-        """Reads the first blocks of the chunk, each into its memory, and checks them.
+    def read(self, into: Sequence[memoryview], direct: bool = True, first: int = 0) -> None:
+        """Reads the blocks of the chunk from block `first` on, each into its memory, and checks them.
 
         `direct`: what is not in the page cache is read past it, where memory and file system allow that. On a fault
         the memory may hold anything. Raises ChunkFault or SnapshotFault.
         """
-        sections = self.header.sections[: len(into)]
-        assert 0 < len(into) <= len(self.header.sections), (len(into), len(self.header.sections))
+        sections = self.header.sections[first : first + len(into)]
+        assert 0 < len(into) == len(sections) and first >= 0, (first, len(into), len(self.header.sections))
         flat = [one.cast("B") for one in into]
         if any(len(one) != section.raw for one, section in zip(flat, sections, strict=True)):
             raise self._refused(Reason.LAYOUT, f"has blocks of {sections[0].raw} bytes")
         try:
             if self.header.codec is Codec.RAW:
-                self._read_raw(flat, sections, direct)
+                self._read_raw(flat, sections, direct, first)
             else:
-                self._read_packed(flat, sections, direct)
+                self._read_packed(flat, sections, direct, first)
         except OSError as error:
             raise folders.read_fault(self.path, error) from error
 
@@ -176,22 +176,23 @@ class ChunkFile:
             raise self._refused(Reason.TRAILING, f"has {size - header.file_bytes} bytes more than it tells of")
         return header
 
-    def _read_raw(self, into: Sequence[memoryview], sections: Sequence[Section], direct: bool) -> None:
+    def _read_raw(self, into: Sequence[memoryview], sections: Sequence[Section], direct: bool, first: int) -> None:
         """Reads into the caller's memory; the zeros behind a block, if there are any, go into a scratch."""
         gaps = [memoryview(bytearray(section.end - section.offset - section.stored)) for section in sections]
         parts = [part for pair in zip(into, gaps, strict=True) for part in pair if len(part)]
-        self._fill(parts, HEADER_BYTES, direct)
-        for index, (block, gap, section) in enumerate(zip(into, gaps, sections, strict=True)):
+        self._fill(parts, sections[0].offset, direct)
+        for index, (block, gap, section) in enumerate(zip(into, gaps, sections, strict=True), first):
             self._check(index, section, [block, gap])
 
-    def _read_packed(self, into: Sequence[memoryview], sections: Sequence[Section], direct: bool) -> None:
+    def _read_packed(self, into: Sequence[memoryview], sections: Sequence[Section], direct: bool, first: int) -> None:
         """Reads the stored bytes, of which there are hardly more than the caller's memory takes, then unpacks them."""
-        stored = aligned(sections[-1].end - HEADER_BYTES)
-        self._fill([stored], HEADER_BYTES, direct)
+        begin = sections[0].offset
+        stored = aligned(sections[-1].end - begin)
+        self._fill([stored], begin, direct)
         unpacker = Unpacker()
-        for index, (block, section) in enumerate(zip(into, sections, strict=True)):
-            at = section.offset - HEADER_BYTES
-            self._check(index, section, [stored[at : section.end - HEADER_BYTES]])
+        for index, (block, section) in enumerate(zip(into, sections, strict=True), first):
+            at = section.offset - begin
+            self._check(index, section, [stored[at : section.end - begin]])
             try:
                 unpacker.unpack(stored[at : at + section.stored], block)
             except Malformed as wrong:

@@ -102,6 +102,25 @@ class Folder:
         """Unlinks the chunk's file; False if there was none. Raises SnapshotFault."""
         return self._moved(namespace, hash_, lambda place, name: os.unlink(name, dir_fd=place))
 
+    def erase(self, namespace: bytes, hash_: bytes) -> bool:
+        """Unlinks the chunk's file and what was put aside of it; False if there was neither. Raises SnapshotFault."""
+        removed = self.remove(namespace, hash_)
+        try:
+            aside = self.open_folder(QUARANTINE)
+        except FileNotFoundError:
+            return removed
+        except OSError as error:
+            raise fault(self.path / QUARANTINE, error) from error
+        try:
+            os.unlink(format.file_name(hash_), dir_fd=aside)
+        except FileNotFoundError:
+            return removed
+        except OSError as error:
+            raise fault(self.path / QUARANTINE / format.file_name(hash_), error) from error
+        finally:
+            os.close(aside)
+        return True
+
     def quarantine(self, namespace: bytes, hash_: bytes) -> bool:
         """Moves what has the chunk's name aside, whatever it is; False if there was nothing. Raises SnapshotFault."""
         try:

@@ -51,6 +51,7 @@ class Totals:
     files: int = 0
     disk_bytes: int = 0  # of all files, as they fill blocks of the disk
     aside: int = 0  # files in quarantine, which are in `files` as well
+    aside_bytes: int = 0  # of these files
 
 
 def walk(folder: Folder, named: NamedBytes, before_ns: int, totals: Totals) -> Iterator[list[Finding]]:
@@ -64,6 +65,7 @@ def walk(folder: Folder, named: NamedBytes, before_ns: int, totals: Totals) -> I
         totals.files += 1
         totals.disk_bytes += state.st_blocks * 512
         totals.aside += names == (QUARANTINE,)
+        totals.aside_bytes += state.st_size if names == (QUARANTINE,) else 0
         finding = None if names == (QUARANTINE,) else _look(names, name, state, named, before_ns)
         if finding is not None:
             found.append(finding)

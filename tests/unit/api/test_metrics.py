@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from zjournal.api.metrics import Metrics
 from zjournal.ask import Broke, Ended, Usage
-from zjournal.link.wire import Gauges
+from zjournal.link.wire import Gauges, Matched
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -17,8 +17,9 @@ def test_numbers_follow_what_happened():
     metrics.request("chat", 200)
     metrics.request("chat", 200)
     metrics.request("responses", 400)
-    metrics.matched(30, 12)
-    metrics.matched(0, 8)
+    metrics.matched(Matched("r1", cached=30, prompt=42, tier="ssd", restored=20, restored_host=5))
+    metrics.matched(Matched("r2", cached=0, prompt=8))
+    metrics.purged("quota", 3)
     metrics.ttft(0.2)
     metrics.ended(Ended("stop", Usage(42, 30, 7)))
     metrics.ended(Broke("engine_error", "x", Usage(8, 0, 2)))
@@ -27,7 +28,10 @@ def test_numbers_follow_what_happened():
     found = samples(metrics)
     assert found["zj_requests_total", "chat", "200"] == 2
     assert found["zj_requests_total", "responses", "400"] == 1
-    assert found["zj_prompt_tokens_total", "device"] == 30
+    assert found["zj_prompt_tokens_total", "device"] == 10
+    assert found["zj_prompt_tokens_total", "ssd"] == 15
+    assert found["zj_prompt_tokens_total", "host"] == 5
+    assert found["zj_snapshot_evictions_total", "quota"] == 3
     assert found["zj_prompt_tokens_total", "computed"] == 20
     assert found[("zj_output_tokens_total",)] == 9
     assert found["zj_responses_total", "stop"] == 1

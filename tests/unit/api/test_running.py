@@ -15,6 +15,7 @@ from zjournal import ask
 from zjournal.api import running
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
+from zjournal.api.snapshots import Snapshots
 from zjournal.journal.events import RequestAccepted
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
@@ -54,7 +55,7 @@ def begin(runs: Runs, journal: Journal, response: str) -> None:
 
 
 def runs_of(journal: Journal, engine: Engine) -> Runs:
-    runs = Runs(journal, Metrics(), unstored_retention_s=60)
+    runs = Runs(journal, metrics := Metrics(), 60, Snapshots(journal, metrics, journal.path.parent, on=False))
     runs.ready = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
     runs._engine = engine  # type: ignore[assignment]
     return runs
@@ -131,6 +132,35 @@ def test_giving_up_ends_what_the_engine_does_not_answer_for(tmp_path: Path) -> N
         assert isinstance(tail.end, ask.Broke) and tail.end.code == "server_unavailable"
         turn = journal.turn("r1")
         assert turn is not None and turn.status == "failed"
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_what_the_disk_gave_is_written_before_the_match_that_counts_it(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1")
+        runs.engine_said(wire.NearMiss("r1", "r0", 1500, 1600))
+        shares = {"space": b"s" * 32, "end": b"e" * 32, "estimate_us": 5, "recompute_us": 50}
+        for tier, tokens in (("ssd", 1144), ("host", 256)):
+            runs.engine_said(
+                wire.Restored(request="r1", tier=tier, tokens=tokens, file_bytes=9, read_us=4, **shares)  # type: ignore[arg-type]
+            )
+        runs.engine_said(wire.Matched("r1", 1500, 1700, "host", "forked", "r0", restored=1400, restored_host=256))
+        runs.engine_said(wire.Failed("r1", "engine_error", "It broke."))
+        await until(lambda: (turn := journal.turn("r1")) is not None and turn.finished_us is not None)
+        told = [fact.event for fact in journal.read() if fact.event.tenant == "local"][3:]
+        assert [type(event).__name__ for event in told] == [
+            "CacheNearlyMet",
+            "CacheRestored",
+            "CacheRestored",
+            "CacheMatched",
+            "ResponseFailed",
+        ]
+        turn = journal.turn("r1")
+        assert turn is not None and (turn.cached, turn.restored, turn.restored_host) == (1500, 1400, 256)
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()

@@ -16,6 +16,7 @@ from tests.unit.journal.test_dependent import FILLING, freed, full
 from zjournal.api import running
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
+from zjournal.api.snapshots import Snapshots
 from zjournal.journal.events import EngineStarted
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.journal.verify import verify
@@ -27,7 +28,7 @@ SERVED: Any = SimpleNamespace(id="m", vocabulary=WORDS, template=SimpleNamespace
 
 
 def runs_of(journal: Journal) -> Runs:
-    return Runs(journal, Metrics(), unstored_retention_s=60)
+    return Runs(journal, metrics := Metrics(), 60, Snapshots(journal, metrics, journal.path.parent, on=False))
 
 
 def starts(journal: Journal) -> list[EngineStarted]:

@@ -35,6 +35,7 @@ def test_the_chain_goes_on_after_a_real_kill(tmp_path: Path) -> None:
     assert report.continued.text == STORY
     assert report.continued.prompt == report.uninterrupted.prompt > report.turns[-1].prompt
     assert report.uninterrupted.cached > 0
+    assert 0 < report.restored <= report.continued.cached
     assert report.journal_facts > 20
     assert f"SIGKILL of the API process {report.killed_pids[0]}" in "".join(said)
     json.dumps(dataclasses.asdict(report))
@@ -58,7 +59,7 @@ def _report() -> demo.Report:
     turns = (answer("a", None, 10), answer("b", "a", 20), answer("c", "b", 30))
     continued = answer("d", "c", 40)
     killed = process.Answer("k", "text", "cut", 1.0)
-    return demo.Report(turns, killed, (1, 2), 1.0, 3, continued, continued, True, 50, None)
+    return demo.Report(turns, killed, (1, 2), 1.0, 3, continued, 0, continued, True, 50, None)
 
 
 @pytest.mark.parametrize(

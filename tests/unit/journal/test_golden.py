@@ -29,7 +29,7 @@ def _compare(data_dir: Path, expected: dict[str, Any]) -> None:
     for name in ("head", "link", "contents", "erased"):
         assert told[name] == expected[name], STALE
     assert [list(fact) for fact in told["facts"]] == expected["facts"], STALE
-    for table in ("session", "turn"):
+    for table in ("session", "turn", "chunk", "snapshot"):
         rows = [
             {name: row[name] for name in recorded} for row, recorded in zip(told[table], expected[table], strict=True)
         ]

@@ -25,7 +25,7 @@ def test_every_row_and_byte_is_counted_once(tmp_path: Path) -> None:
         journal.append(whole_turn(journal, "r3", session="s2", record=b"the record of r2")).result()
         found = stats.stats(journal)
         with journal.transaction() as db:
-            tables = ("event", "segment", "content", "turn", "session", "tenant")
+            tables = ("event", "segment", "content", "turn", "session", "snapshot", "chunk", "tenant")
             rows = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
             stored, plain = db.execute("SELECT sum(length(data)), sum(size) FROM content").fetchone()
             bodies, payloads = db.execute("SELECT sum(length(body)), sum(length(payload)) FROM event").fetchone()

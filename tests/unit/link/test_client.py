@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,51 @@ def test_the_engine_is_ours_wherever_the_server_was_started(tmp_path: Path, monk
 
     asyncio.run(main())
     assert "none.json" in told[0].message, "it got as far as looking for the model"
+
+
+class Paper:
+    """The writing end of a socket that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.said: list[wire.ToEngine] = []
+
+    def write(self, data: bytes) -> None:
+        self.said += wire.Deframer(wire.ToEngine).feed(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    async def drain(self) -> None: ...
+
+
+def test_an_engine_hears_what_is_on_disk_before_what_became_of_it() -> None:
+    pages = [
+        wire.Known(space=b"s" * 32, chunks=(wire.Chunk(b"h" * 32, b"p" * 32, 256, 9, b""),)),
+        wire.Known(space=b"", last=True),
+    ]
+    purge, pin = wire.Purge(b"s" * 32, (b"h" * 32,), (), "gc"), wire.Pin("r1", True)
+
+    async def main() -> None:
+        async def known() -> AsyncIterator[wire.Known]:
+            engine.tell(purge)  # while it is being read
+            for page in pages:
+                yield page
+
+        engine = EngineClient(wire.Start(model="m", snapshots="folder"), Deaf(), known)
+        engine.tell(pin)  # there is no engine: the next one reads it
+        engine._writer = paper = Paper()  # type: ignore[assignment]
+        await engine._tell_known()
+        engine.tell(pin)
+        assert paper.said == [*pages, purge, pin]
+
+    asyncio.run(main())
+
+
+def test_an_engine_without_the_disk_is_told_nothing_of_it() -> None:
+    async def main() -> None:
+        engine = EngineClient(wire.Start(model="m"), Deaf())
+        engine._writer = paper = Paper()  # type: ignore[assignment]
+        await engine._tell_known()
+        assert paper.said == []
+
+    asyncio.run(main())

@@ -220,6 +220,23 @@ def test_only_the_blocks_that_are_wanted_are_checked(folder):
     assert (refused.reason, refused.block) == (Reason.SECTION, 2)
 
 
+@pytest.mark.parametrize("size", [8192, 8196])
+@pytest.mark.parametrize("codec", Codec)
+def test_a_chunk_is_read_from_its_middle_on(folder, codec, size):
+    made = chunks.make(chunks.tokens(100), block_bytes=size)
+    header = chunks.store(folder, made, codec)
+    with path_of(folder, made).open("r+b") as file:  # what is before it is not looked at
+        file.seek(header.sections[1].offset)
+        file.write(b"damage")
+    into = chunks.room(made, 4)
+    with ChunkFile(folder, made.namespace, made.hash) as file:
+        file.read(into, first=2)
+        assert [bytes(one) for one in into] == [bytes(one) for one in chunks.kv(made)[2:6]]
+        with pytest.raises(ChunkFault) as refused:
+            file.read(into, first=1)
+    assert (refused.value.reason, refused.value.block) == (Reason.SECTION, 1)
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_zeros_behind_a_block_are_checked_too(folder, codec):
     made = chunks.make(chunks.tokens(20), block_bytes=4100)

@@ -9,7 +9,8 @@ Pinned paths belong to running requests and stay. The rest is given up from the 
 before the beginnings they share, and of the leaves the one goes first whose loss weighs least (GreedyDual, Young 1994,
 with frequency): a leaf weighs what it takes to compute it again, at its depth, times the requests that used it, and
 each use lifts it above what has been given up so far. So age alone does not make a long session the victim of short
-ones, what many share stays longest, and nothing stays for ever. A terminal state is a mark on a node: who ended there,
+ones, what many share stays longest, and nothing stays for ever. What is on its way to disk (`due`) goes after all that
+is not, for it is lost otherwise. A terminal state is a mark on a node: who ended there,
 and after how many tokens. When room is needed is residency's business.
 
 Why a match is no longer than it is can be told as well (`why`). For that the last blocks that were given up are
@@ -36,6 +37,7 @@ GIVEN_UP_BELOW_MAX = 8  # blocks remembered below one node
 OWNER_STEPS_MAX = 1024  # blocks looked at to name the state that goes on elsewhere
 ATTENTION_TOKENS = 2048  # the depth at which a token's attention costs as much as all the rest of it
 USES_MAX = 8  # uses that count for what a block is worth
+DUE_WORTH = 1e12  # more than any level that evictions reach
 STATES_PER_BRANCH_MAX = 16  # terminal states on one path; earlier ones lose their mark and keep their blocks
 AUDIT_NODES = 256  # that are checked in one go
 
@@ -67,6 +69,7 @@ class Node:
     uses: int = 0  # requests that began with it, at most USES_MAX
     pins: int = 0  # running requests whose path goes through or ends here
     place: int = -1  # in the heap of those that can be given up
+    due: bool = False  # it is to be written to disk, and was not yet
     alive: bool = True
     children: dict[bytes, Node] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
@@ -79,7 +82,7 @@ class Node:
     @property
     def worth(self) -> float:
         """What its loss weighs: recomputation in units of a block at depth 0, above the level of its last use."""
-        return self.base + (1 + self.depth / ATTENTION_TOKENS) * (1 + self.uses)
+        return self.base + (1 + self.depth / ATTENTION_TOKENS) * (1 + self.uses) + DUE_WORTH * self.due
 
     def path(self) -> Iterator[Node]:
         """Yields this node and its ancestors, the root excluded, the deepest first."""
@@ -201,6 +204,29 @@ class PrefixGraph:
         ended = partial is None or length * TOKEN_BYTES == len(partial.key)
         return (EXTENDED, "") if ended else (FORKED, here.owner)
 
+    def path(self, namespace: str, packed: bytes) -> list[Node]:
+        """The kept nodes that hold the packed tokens from their first on, as far as they do, in order."""
+        node = self._roots.get(namespace)
+        found: list[Node] = []
+        for at in range(0, len(packed), BLOCK_BYTES):
+            key = packed[at : at + BLOCK_BYTES]
+            child = node.children.get(key) if node is not None else None
+            if child is None and node is not None and len(key) < BLOCK_BYTES:
+                longer, shared = node.nearest(key)
+                child = longer if shared * TOKEN_BYTES == len(key) else None
+            if child is None:
+                break
+            found.append(child)
+            node = child
+        return found
+
+    def set_due(self, node: Node, due: bool) -> None:
+        """Notes that a node is to be written to disk, or need not be any more."""
+        if node.due != due:
+            self._leaves.remove(node)
+            node.due = due
+            self._offer(node)
+
     # --- pinning and use ---------------------------------------------------------------------------------
 
     def pin(self, node: Node) -> None:
@@ -312,7 +338,7 @@ class PrefixGraph:
         """
         assert self.evictable > 0
         (worth, _), node = self._leaves.pop()
-        self._level = max(self._level, worth)
+        self._level = max(self._level, worth - DUE_WORTH * node.due)
         lost = list(node.states.values())
         self._remember(node)
         self._remove(node)

@@ -8,13 +8,18 @@ is none, the scheduler preempts another one, whose blocks then count as kept.
 What a request computes is filed in the prefix graph block by block, so that others can use it before it ends.
 When it ends well, its last tokens are filed too and marked as a terminal state. Each state that becomes resident
 or is given up is a numbered fact. Numbers only: copying and computing are the runner's.
+
+Blocks that a disk writes from or reads into are lent: nobody else gets them before they are given back, whatever
+becomes of the request or the node that they belong to. A kept block that is lent does not help anyone by being given
+up, so it does not count as evictable meanwhile.
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, BlockPool, blocks_for
@@ -53,11 +58,14 @@ class Ticket:
 class Residency:
     """The pool and the prefix graph under one admission rule."""
 
-    def __init__(self, block_count: int) -> None:
+    def __init__(self, block_count: int, facts: Iterator[int] | None = None) -> None:
+        """`facts` numbers what is told, if others number theirs with it."""
         self._pool = BlockPool(block_count)
         self._graph = PrefixGraph(self._pool)
         self._growth = 0  # of all tickets
-        self._fact = 0
+        self._facts = facts if facts is not None else itertools.count(1)
+        self._writing: Counter[int] = Counter()  # blocks that are lent to be written to disk
+        self._reading: Counter[int] = Counter()  # blocks that are lent to be read into
         self._changes: list[CacheChanged] = []
         self.releases = 0  # grows whenever room may have grown
 
@@ -82,6 +90,11 @@ class Residency:
     @property
     def states(self) -> int:
         return self._graph.states
+
+    @property
+    def lent(self) -> int:
+        """Blocks that a disk is at."""
+        return len(self._writing) + len(self._reading)
 
     def take_changes(self) -> list[CacheChanged]:
         """Returns the facts since the last call, in order."""
@@ -151,7 +164,7 @@ class Residency:
         """Makes the table reach to `tokens` tokens, out of the ticket's growth; evicts where nothing is free."""
         while len(ticket.table) < blocks_for(tokens):
             assert ticket.growth > 0, "more tokens than were reserved"
-            if self._pool.free == 0:
+            while self._pool.free == 0:  # once, unless the block is lent
                 self._changed("evict", self._graph.evict())
             ticket.table.append(self._pool.take())
             ticket.growth -= 1
@@ -202,16 +215,57 @@ class Residency:
         self._changed("evict", lost)
         self.releases += bool(lost)
 
+    # --- disk --------------------------------------------------------------------------------------------
+
+    def resident(self, namespace: str, packed: bytes) -> list[int]:
+        """The kept blocks that hold the packed tokens from their first on, as far as they do."""
+        return [node.block for node in self._graph.path(namespace, packed)]
+
+    def set_due(self, namespace: str, packed: bytes, start: int, due: bool) -> None:
+        """The kept blocks of these tokens, from block `start` on, are to be written to disk, or need not be now."""
+        for node in self._graph.path(namespace, packed)[start:]:
+            self._graph.set_due(node, due)
+
+    def lend_kept(self, blocks: Sequence[int]) -> bool:
+        """Lends kept blocks to be written to disk; False, and nothing is changed, if their room is promised already."""
+        self._lend(self._writing, blocks)
+        if not self._has_room(0):
+            self._take_back(self._writing, blocks)
+            return False
+        return True
+
+    def lend_own(self, blocks: Sequence[int]) -> None:
+        """Lends blocks of a ticket, which nobody else knows yet, to be read into."""
+        self._lend(self._reading, blocks)
+
+    def give_back(self, blocks: Sequence[int], *, written: bool) -> None:
+        """The disk is done with blocks that were lent (`written`: by `lend_kept`)."""
+        self._take_back(self._writing if written else self._reading, blocks)
+        self.releases += 1
+
+    def _lend(self, lent: Counter[int], blocks: Sequence[int]) -> None:
+        for block in blocks:
+            lent[block] += 1
+            self._pool.hold(block)
+
+    def _take_back(self, lent: Counter[int], blocks: Sequence[int]) -> None:
+        for block in blocks:
+            assert lent[block] > 0, block
+            lent[block] -= 1
+            if not lent[block]:
+                del lent[block]
+            self._pool.release(block)
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _has_room(self, need: int) -> bool:
-        return self._growth + need <= self._pool.free + self._graph.evictable
+        tied = sum(self._pool.holders(block) > lent for block, lent in self._writing.items())
+        return self._growth + need <= self._pool.free + self._graph.evictable - tied
 
     def _changed(self, change: str, states: Iterable[State]) -> None:
         for state in states:
-            self._fact += 1
-            blocks = blocks_for(state.tokens)
-            self._changes.append(CacheChanged(self._fact, change, state.namespace, state.request, state.tokens, blocks))
+            told = (change, state.namespace, state.request, state.tokens, blocks_for(state.tokens))
+            self._changes.append(CacheChanged(next(self._facts), *told))
 
     def audit(self, tickets: Collection[Ticket]) -> Iterator[None]:
         """Asserts that free + held + kept is the pool, block by block, and that the promise to `tickets` holds.
@@ -221,6 +275,8 @@ class Residency:
         kept: dict[int, int] = {}
         yield from self._graph.audit(kept)
         holders = Counter(kept)
+        holders.update(self._writing)
+        holders.update(self._reading)
         growth = 0
         for ticket in tickets:
             assert len(set(ticket.table)) == len(ticket.table), "a block twice in one table"
@@ -232,7 +288,7 @@ class Residency:
         yield
         self._pool.check(holders)
         assert growth == self._growth
-        assert self._growth <= self._pool.free + self._graph.evictable, "more was promised than there is"
+        assert self._has_room(0), "more was promised than there is"
 
     def check(self, tickets: Collection[Ticket]) -> None:
         """`audit` without pauses."""

@@ -25,6 +25,7 @@ from zjournal.link import wire
 TOKEN_KV_BYTES = 1024  # what a token counts against the KV memory: 1 GiB holds 1,048,576
 WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
 PART_HEX = 16  # of a digest in `parts`
+BLOCK_BYTES = 4 * BLOCK_TOKENS
 _FORGET = -1  # a place in a block that was never written
 
 
@@ -61,6 +62,8 @@ class ScriptedRunner:
     """The runner's interface over a script. `block_count` blocks of 16 recorded tokens stand for the KV."""
 
     kernels = "scripted"
+    layout = "tokens.int32-1"
+    block_bytes = BLOCK_BYTES
 
     def __init__(self, script: Script, tokenizer: Tokenizer, start: wire.Start, digest: str) -> None:
         self._path = start.model
@@ -108,6 +111,10 @@ class ScriptedRunner:
         assert 0 < count <= BLOCK_TOKENS
         assert _FORGET not in self._blocks[source][:count], "copied what was never computed"
         self._blocks[target] = self._blocks[source][:count] + _blank(BLOCK_TOKENS - count)
+
+    def block_memory(self, block: int) -> memoryview:
+        """The tokens that are recorded in a block, 32 bits each; writable."""
+        return memoryview(self._blocks.setdefault(block, _blank(BLOCK_TOKENS))).cast("B")
 
     def step(self, slices: Sequence[Slice]) -> list[Sampled | Fault]:
         """Records the tokens, proves every table, waits as the script says; one result per slice that samples."""

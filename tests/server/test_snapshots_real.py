@@ -1,0 +1,86 @@
+"""SmolLM2 over SIGTERM and SIGKILL: what follows from restored KV has the logits of a server that never stopped.
+
+Logprobs are told as they were computed, so equal ones to the last digit stand for equal bits.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import Server
+from zjournal.journal import snapshots
+from zjournal.journal.reader import Reader
+
+WAIT_S = 30.0
+QUESTION = " ".join(f"Bee number {number} visits flower {number * 7 % 100}." for number in range(45))
+MORE = ("Which bee was the first?", "And which the last?", "Name one flower.")
+
+
+def chat(server: Server, messages: list[dict[str, str]]) -> dict[str, Any]:
+    body = {"model": "default", "messages": messages, "max_tokens": 10, "temperature": 0}
+    answer = server.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 4})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def talk(server: Server, before_turn: dict[int, Any]) -> list[dict[str, Any]]:
+    """Four turns; something may happen before one of them."""
+    messages = [{"role": "user", "content": QUESTION}]
+    answers = []
+    for turn in range(len(MORE) + 1):
+        if turn in before_turn:
+            before_turn[turn]()
+        answers.append(chat(server, messages))
+        reply = answers[-1]["choices"][0]["message"]["content"]
+        if turn < len(MORE):
+            messages = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": MORE[turn]}]
+    return answers
+
+
+def wait_written(server: Server) -> None:
+    """Until the last state is on disk as a whole; a tail is written as soon as nothing runs."""
+    deadline = time.monotonic() + WAIT_S
+    seen = -1
+    while time.monotonic() < deadline:
+        with Reader.open(server.data_dir) as reader:
+            ends = sum(row.tokens for page in snapshots.chunks(reader) for row in page)
+        if ends == seen and ends % 256:
+            return
+        seen = ends
+        time.sleep(0.3)
+    raise AssertionError("nothing was written")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    with Server(tmp_path_factory.mktemp("cold") / "data", "--snapshots", "off") as server:
+        return talk(server, {})
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_answers_after_a_restart_are_bitwise_those_without(
+    tmp_path: Path, uninterrupted: list[dict[str, Any]], codec: str
+) -> None:
+    with Server(tmp_path / "data", "--snapshot-codec", codec) as server:
+
+        def terminate() -> None:
+            wait_written(server)
+            assert server.terminate() == 0
+            server.start()
+
+        def kill() -> None:
+            wait_written(server)
+            server.restart()
+
+        answers = talk(server, {1: terminate, 3: kill})
+        for turn, (answer, wanted) in enumerate(zip(answers, uninterrupted, strict=True)):
+            assert answer["choices"] == wanted["choices"], f"turn {turn}"
+            assert answer["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+        for turn in (1, 3):
+            before = answers[turn - 1]["usage"]
+            cached = answers[turn]["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 2

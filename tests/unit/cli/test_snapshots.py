@@ -1,0 +1,182 @@
+"""`zj snapshots` without a server: what is listed, what gc would do and does, what verify finds, and pins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import Zj
+from tests.unit.journal.stored import backed_up, ends, hashes, known
+from tests.unit.snapshots import chunks
+from tests.unit.snapshots.chunks import NAMESPACE, tokens
+from zjournal.journal import datadir, snapshots
+from zjournal.journal.events import CacheReconciled
+from zjournal.journal.log import Journal
+from zjournal.journal.reader import Reader
+from zjournal.journal.verify import verify
+from zjournal.sessions import identity
+from zjournal.sessions import snapshots as files
+from zjournal.snapshots.folder import Folder
+
+BASE = tokens(512, 1)
+STATES = {"resp_a2": BASE + tokens(100, 2), "resp_c1": BASE + tokens(300, 3)}
+
+
+def size(one: Any) -> int:
+    return chunks.row(one).file_bytes
+
+
+TOTAL = sum({one.hash: size(one) for data in STATES.values() for one in chunks.split(data)}.values())
+
+
+@pytest.fixture
+def where(data_dir: Path) -> tuple[str, str]:
+    """The data directory with two snapshots in it, which share two chunks, and their files."""
+    with datadir.lock(data_dir), Journal.open(data_dir) as journal, Folder(files.folder_of(data_dir)) as folder:
+        for response, data in STATES.items():
+            for one in chunks.split(data):
+                chunks.store(folder, one)
+            event, marks = backed_up(
+                response, data, known(journal), namespace=identity.namespace("f", "local"), size=size
+            )
+            done = journal.run(lambda tx, event=event, marks=marks: snapshots.back_up(tx, event, marks))  # type: ignore[misc]
+            assert done.result()
+    return ("--data-dir", str(data_dir))
+
+
+def names(data_dir: Path) -> set[str]:
+    return {path.stem for path in files.folder_of(data_dir).rglob("*.zjc")}
+
+
+def told(zj: Zj, *arguments: str) -> Any:
+    return zj("snapshots", *arguments, "--json").json
+
+
+def test_list_and_show(zj: Zj, where: tuple[str, str]) -> None:
+    found = told(zj, "list", *where)
+    assert (found["bytes"], found["chunks"]) == (TOTAL, 5)
+    assert [one["response"] for one in found["snapshots"]] == ["resp_c1", "resp_a2"]
+    assert [one["own_bytes"] for one in found["snapshots"]] == [
+        sum(size(one) for one in chunks.split(data)[2:]) for data in reversed(STATES.values())
+    ]
+    assert not any(one["foreign"] or one["bad"] or one["pinned"] for one in found["snapshots"])
+    shown = told(zj, "show", "resp_a", *where)
+    assert [(one["start"], one["tokens"]) for one in shown["chunks"]] == [(0, 256), (256, 256), (512, 100)]
+    assert zj("snapshots", "list", *where).out.count("resp_") == 2
+    assert "612 tokens" in zj("snapshots", "show", "resp_a2", *where).out
+    assert "several ids: resp_a2, resp_c1" in zj("snapshots", "show", "resp_", *where).err
+    assert zj("snapshots", "show", "resp_b", *where).code == 1, "a response without a snapshot"
+
+
+def test_gc_is_a_plan_with_reasons_and_costs_until_yes(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    assert told(zj, "gc", *where)["deletions"] == [], "there is room, and all of it is worth something"
+    plan = told(zj, "gc", "--limit", str(TOTAL - 1), *where)
+    assert plan["fits"] and plan["collected"] is None
+    assert all(one["recompute_s"] > 0 and one["reason"] in ("least", "live") for one in plan["deletions"])
+    done = zj("snapshots", "gc", "--limit", str(TOTAL - 1), *where)
+    assert "s to compute again" in done.out and "nothing was deleted; add --yes" in done.out
+    assert len(names(data_dir)) == 5
+
+    done = zj("snapshots", "gc", "--limit", str(TOTAL - 1), "--yes", "--json", *where)
+    assert done.json["collected"] == {  # type: ignore[index]
+        "chunks": len(plan["deletions"]),
+        "left": 0,
+        "bytes": plan["bytes"],
+    }
+    with Reader.open(data_dir) as reader:
+        assert names(data_dir) == {hash_.hex() for hash_ in known(reader)}
+    assert TOTAL - plan["bytes"] == told(zj, "list", *where)["bytes"]
+    assert zj("journal", "verify", "--deep", *where).code == 0
+
+
+def test_gc_without_a_server_removes_what_nothing_names_and_tells_what_is_missing(
+    zj: Zj, data_dir: Path, where: tuple[str, str]
+) -> None:
+    orphan = chunks.make(tokens(40, 9))
+    with Folder(files.folder_of(data_dir)) as folder:
+        chunks.store(folder, orphan)
+        folder.remove(NAMESPACE, hashes(STATES["resp_a2"])[2])
+    assert zj("snapshots", "gc", "--yes", *where).code == 0
+    assert orphan.hash.hex() not in names(data_dir)
+    with Reader.open(data_dir) as reader:
+        (event,) = [fact.event for fact in reader.read() if isinstance(fact.event, CacheReconciled)]
+    assert (event.orphans, event.missing) == (1, (hashes(STATES["resp_a2"])[2],))
+    plan = told(zj, "gc", "--yes", *where)
+    assert [(one["reason"], one["snapshots"]) for one in plan["deletions"]] == [("bad", ["resp_a2"])]
+    assert zj("snapshots", "verify", "--deep", *where).code == 0
+
+
+def test_a_pinned_snapshot_stays(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    assert told(zj, "pin", "resp_a", *where) == {"response": "resp_a2", "pinned": True}
+    plan = told(zj, "gc", "--limit", "0", *where)
+    assert not plan["fits"] and all(one["snapshots"] == ["resp_c1"] for one in plan["deletions"])
+    assert "pinned and does not fit" in zj("snapshots", "gc", "--limit", "0", "--yes", *where).out
+    with Reader.open(data_dir) as reader:
+        assert ends(reader).keys() == {"resp_a2"}
+    assert zj("snapshots", "unpin", "resp_a2", *where).out == "the snapshot of resp_a2 is not pinned\n"
+    assert told(zj, "gc", "--limit", "0", "--yes", *where)["fits"]
+    assert names(data_dir) == set()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_verify_names_the_first_file_that_is_wrong(zj: Zj, data_dir: Path, where: tuple[str, str], deep: bool) -> None:
+    clean = told(zj, "verify", *where)
+    assert clean["clean"] and clean["chunks"] == 5 and clean["file_bytes"] == TOTAL
+    with Folder(files.folder_of(data_dir)) as folder:
+        path = folder.where(NAMESPACE, hashes(STATES["resp_c1"])[-1])
+    data = bytearray(path.read_bytes())
+    data[5000 if deep else 300] ^= 1
+    path.write_bytes(data)
+    if deep:
+        assert zj("snapshots", "verify", *where).code == 0, "headers and sizes are right"
+        assert zj("journal", "verify", *where).code == 0
+    flags = ["--deep"] * deep
+    done = zj("snapshots", "verify", *flags, *where)
+    assert (done.code, str(path) in done.out) == (1, True)
+    whole = zj("journal", "verify", "--json", *flags, *where)
+    assert (whole.code, whole.json["clean"], whole.json["fault"]) == (1, False, None)  # type: ignore[index]
+    assert whole.json["files"]["fault"]["file"] == str(path)  # type: ignore[index]
+    path.unlink()
+    assert "is missing" in zj("snapshots", "verify", *where).out
+
+
+def test_a_copy_of_the_journal_alone_verifies(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    files.folder_of(data_dir).rename(data_dir / "elsewhere")
+    assert zj("journal", "verify", *where).code == 0
+    assert zj("snapshots", "verify", *where).code == 1
+
+
+def test_deleting_a_session_takes_its_files(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    bad = hashes(STATES["resp_c1"])[-1]
+    with Folder(files.folder_of(data_dir)) as folder:
+        assert folder.quarantine(NAMESPACE, bad)
+    assert zj("sessions", "delete", "ses_two", "--yes", *where).code == 0
+    assert names(data_dir) == {hash_.hex() for hash_ in hashes(STATES["resp_a2"])}, "what they share stays"
+    assert verify(data_dir).fault is None
+    assert zj("sessions", "delete", "ses_one", "--yes", *where).code == 0
+    assert names(data_dir) == set()
+
+
+@pytest.mark.parametrize("command", [("sessions", "delete", "ses_two"), ("snapshots", "gc", "--limit", "0")])
+def test_a_command_that_dies_between_commit_and_unlink_leaves_files_that_nothing_names(
+    zj: Zj, data_dir: Path, where: tuple[str, str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def die(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "unlink", die)
+        assert zj(*command, "--yes", *where).code == 130
+    with Reader.open(data_dir) as reader:
+        left = {hash_.hex() for hash_ in known(reader)}
+    assert left < names(data_dir)
+    assert zj("journal", "verify", *where).code == 0, "an orphan is nothing wrong"
+    assert zj("snapshots", "gc", "--yes", *where).code == 0
+    assert names(data_dir) == left
+
+
+def test_stats_tells_what_is_on_disk(zj: Zj, where: tuple[str, str]) -> None:
+    assert zj("journal", "stats", "--json", *where).json["snapshot_bytes"] == TOTAL  # type: ignore[index]
+    assert f"{TOTAL:,} bytes of KV" in zj("journal", "stats", *where).out
