@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from zjournal.errors import SnapshotFault
 
 READERS = 8  # files that are read at once: the disk's queue depth
-WRITERS = 2  # files that are written at once; more would take processor time from the model
+WRITERS = 1  # files that are written at once: it takes processor time from the model, and the disk is fast enough
 NICE = 19  # of those who write: nobody waits for them
 
 T = TypeVar("T")
