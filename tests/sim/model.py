@@ -197,7 +197,7 @@ class Model:
 
     def take_erasures(self, found: Sequence[Recorded], now: int, retention_s: int) -> None:
         """Takes what a sweep added, in whatever order it chose. Raises Mismatch when it was not allowed to."""
-        due = now - retention_s * 1_000_000
+        due = _bounds(now, retention_s)
         for fact in found:
             event = fact.event
             if not isinstance(event, events.PayloadErased):
@@ -210,7 +210,7 @@ class Model:
 
     def due(self, now: int, retention_s: int) -> list[str]:
         """What a sweep must not leave."""
-        at = now - retention_s * 1_000_000
+        at = _bounds(now, retention_s)
         return [response for response in self.turns if self._may_go(response) and self._is_due(response, at)]
 
     def refuses(self, command: Prune) -> bool:
@@ -265,11 +265,11 @@ class Model:
                 tenant = self.turns[response].accepted.tenant
                 self._add(events.PayloadErased(tenant=tenant, response=response, cause="deleted"), now)
 
-    def _is_due(self, response: str, due: int) -> bool:
+    def _is_due(self, response: str, due: tuple[int, int]) -> bool:
         turn = self.turns[response]
         if turn.finished_us is None:
             return False
-        return turn.status == "deleted" or (not turn.accepted.stored and turn.finished_us <= due)
+        return turn.status == "deleted" or (not turn.accepted.stored and not due[0] < turn.finished_us <= due[1])
 
     def _recover(self, now: int) -> list[str]:
         left = [name for name, turn in self.turns.items() if turn.finished_us is None]
@@ -406,3 +406,8 @@ def _same(what: str, told: object, right: object) -> None:
             )
         raise Mismatch(f"{what}: number {at} is {told[at]}, not {right[at]}")
     raise Mismatch(f"{what}: {told!r}, not {right!r}")
+
+
+def _bounds(now: int, retention_s: int) -> tuple[int, int]:
+    """Unstored turns that ended up to the first time are due, and those that ended after the second: a wrong clock."""
+    return now - retention_s * 1_000_000, now + retention_s * 1_000_000

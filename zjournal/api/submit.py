@@ -241,6 +241,9 @@ class Desk:
         if tail is None:
             tail = recorded_tail(await asyncio.to_thread(self._journal.read_response, turn.response))
             if tail.end is None:
+                row = await asyncio.to_thread(self._journal.turn, turn.response)
+                if row is None or not chain.visible(row, turn.tenant):  # it was deleted since it was found
+                    raise errors.NotFound(f"Response with id '{turn.response}' not found.", param="response_id")
                 raise errors.Unavailable("The end of this response is not written down yet.")
         stop = chain.stop_strings(turn.raw)
         if turn.earlier is not None:

@@ -121,6 +121,7 @@ class Chains:
         """
         key = self._key(request, tenant)
         start = identity.history_start(self._secret)
+        parent: Turn | None
         alike: Turn | None = None
         if request.previous is not None:
             items, parent = self._continued(request, request.previous, tenant)
@@ -166,12 +167,13 @@ class Chains:
             return self._records.accepted(turn).record
         return next((found for opening in openings[::-1] if (found := self._openings.get(opening))), b"")
 
-    def _continued(self, request: ask.Ask, previous: str, tenant: str) -> tuple[tuple[ask.Item, ...], Turn | None]:
+    def _continued(self, request: ask.Ask, previous: str, tenant: str) -> tuple[tuple[ask.Item, ...], Turn]:
         """The items of a request that continues a response by its id, and that response's turn."""
         earlier: list[ask.Item] = []
-        for turn in self._ancestors(previous, tenant):
+        turns = self._ancestors(previous, tenant)
+        for turn in turns:
             earlier += self._items_of(turn) + self._turn(turn).output
-        return (*earlier, *request.items), self._journal.turn(previous)
+        return (*earlier, *request.items), turns[-1]  # as it was found: if it goes meanwhile, the commit says so
 
     def _ancestors(self, response: str, tenant: str) -> list[Turn]:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
