@@ -86,7 +86,7 @@ def test_o21_cached_tokens_are_told_alike_streamed_or_not(tmp_path: Path, path: 
             again = usage_of(server, path, stream=stream)
             assert again == {**first, "cached": first["prompt"] - 1}
         counted = samples(server)
-        assert counted["zj_prompt_tokens_total", "device"] == 2 * (first["prompt"] - 1)
+        assert counted["zj_prompt_tokens_total", "vram"] == 2 * (first["prompt"] - 1)
         assert counted["zj_prompt_tokens_total", "computed"] == first["prompt"] + 2
 
 

@@ -134,7 +134,7 @@ def agree(data_dir: Path, found: dict[tuple[str, ...], float], told: list[tuple[
     assert accepted == finished.keys()
     assert found[("zj_preemptions_total",)] > 0, "memory was not scarce"
     tiers = {
-        "device": sum(event.cached - event.restored for event in matched.values()),
+        "vram": sum(event.cached - event.restored for event in matched.values()),
         "host": sum(event.restored_host for event in matched.values()),
         "ssd": sum(event.restored - event.restored_host for event in matched.values()),
     }

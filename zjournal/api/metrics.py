@@ -83,7 +83,7 @@ class Metrics:
 
     def matched(self, matched: wire.Matched) -> None:
         """A request was admitted: where the KV of its prompt's tokens came from."""
-        self._prompt_tokens.labels("device").inc(matched.cached - matched.restored)
+        self._prompt_tokens.labels("vram").inc(matched.cached - matched.restored)
         self._prompt_tokens.labels("host").inc(matched.restored_host)
         self._prompt_tokens.labels("ssd").inc(matched.restored - matched.restored_host)
         self._prompt_tokens.labels("computed").inc(matched.prompt - matched.cached)

@@ -28,7 +28,7 @@ def test_numbers_follow_what_happened():
     found = samples(metrics)
     assert found["zj_requests_total", "chat", "200"] == 2
     assert found["zj_requests_total", "responses", "400"] == 1
-    assert found["zj_prompt_tokens_total", "device"] == 10
+    assert found["zj_prompt_tokens_total", "vram"] == 10
     assert found["zj_prompt_tokens_total", "ssd"] == 15
     assert found["zj_prompt_tokens_total", "host"] == 5
     assert found["zj_snapshot_evictions_total", "quota"] == 3
