@@ -49,7 +49,7 @@ lint: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m mypy
 
 bench: $(VENV)/.installed-dev
-	@cd "$(ROOT)" && for file in benchmarks/*.py; do echo "== $$file"; "$(PY)" "$$file" || exit 1; done
+	@cd "$(ROOT)" && missed=0; for file in benchmarks/*.py; do echo "== $$file"; "$(PY)" "$$file" || missed=1; done; exit $$missed
 
 docs: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" docs/generate.py
