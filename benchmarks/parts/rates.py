@@ -22,8 +22,9 @@ from typing import NamedTuple
 import uvloop
 
 from parts.table import Line, quantiles
+from tests.unit.journal import facts
 from zjournal.journal import wal
-from zjournal.journal.events import Fact, RequestAccepted, SessionOpened, TokensSampled
+from zjournal.journal.events import Fact, SessionOpened
 from zjournal.journal.log import Journal
 
 GROUP = 512
@@ -106,32 +107,11 @@ def _latency_lines(waits: dict[str, tuple[float, float]]) -> list[Line]:
 def _request(journal: Journal, response: str) -> Fact:
     """A request with its own 1 KiB record, half of which compresses."""
     record = secrets.token_bytes(512) + b"the same words again and again. " * 16
-    event = RequestAccepted(
-        tenant="local",
-        response=response,
-        session="s1",
-        protocol="responses",
-        model="smollm2",
-        namespace="benchmark",
-        stored=True,
-        stream=True,
-        created=0,
-        record=journal.digest("local", record),
-        dialect="chatml.1",
-        encoder=1,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        seed=0,
-        max_tokens=1,
-    )
-    return Fact(event, contents=(record,))
+    return facts.accepted(journal, response, record=record)[0]
 
 
 def _sampled(position: int) -> Fact:
-    return Fact(
-        TokensSampled(tenant="local", response="resp_0", position=position, count=1), payload=b"\x01\x02\x00\x00"
-    )
+    return facts.sampled("resp_0", position)
 
 
 def _rate(groups: int, make: Callable[[int], Future[int]]) -> float:
@@ -147,8 +127,8 @@ def _rate(groups: int, make: Callable[[int], Future[int]]) -> float:
 
 
 def _tokens(journal: Journal, groups: int) -> float:
-    facts = [_sampled(at) for at in range(GROUP)]
-    return _rate(groups, lambda _: journal.append(facts))
+    group = [_sampled(at) for at in range(GROUP)]
+    return _rate(groups, lambda _: journal.append(group))
 
 
 def _contents(journal: Journal, groups: int) -> float:

@@ -15,15 +15,8 @@ import httpx
 
 from parts.table import Line
 from tests.serving import Server, scripted
-from zjournal.journal.events import (
-    CacheMatched,
-    Fact,
-    PromptRendered,
-    RequestAccepted,
-    ResponseFinished,
-    SessionOpened,
-    TokensSampled,
-)
+from tests.unit.journal import facts
+from zjournal.journal.events import Fact
 from zjournal.journal.log import Journal
 
 FACTS, QUICK_FACTS = 1_000_000, 20_000
@@ -40,7 +33,7 @@ LOOK_S = 0.005
 
 def lines(folder: Path, quick: bool) -> list[Line]:
     """Makes the journal in `folder`, starts servers on it, then rebuilds it."""
-    facts = _fill(folder / "full", QUICK_FACTS if quick else FACTS)
+    count = _fill(folder / "full", QUICK_FACTS if quick else FACTS)
     model = scripted(folder, {"text": "Yes."})
     full: list[float] = []
     empty: list[float] = []
@@ -55,7 +48,7 @@ def lines(folder: Path, quick: bool) -> list[Line]:
     delay = with_facts - without
     return [
         Line(
-            f"/readyz after the start with {facts:,} facts, s",
+            f"/readyz after the start with {count:,} facts, s",
             f"{with_facts:.2f}",
             f"empty journal: {without:.2f}",
             with_facts / without,
@@ -87,9 +80,9 @@ def _ready_s(data_dir: Path, model: str) -> float:
         server.http.close()
 
 
-def _fill(data_dir: Path, facts: int) -> int:
-    """A journal of `facts` facts, about; returns how many."""
-    responses = facts // PER_RESPONSE
+def _fill(data_dir: Path, count: int) -> int:
+    """A journal of `count` facts, about; returns how many."""
+    responses = count // PER_RESPONSE
     with Journal.open(data_dir) as journal:
         journal.tenant("local")
         last = None
@@ -103,34 +96,11 @@ def _fill(data_dir: Path, facts: int) -> int:
 
 
 def _response(journal: Journal, number: int) -> Iterator[Fact]:
-    tenant, response, session = "local", f"resp_{number:08x}{0:024x}", f"s_{number // RESPONSES_PER_SESSION:016x}"
+    response, session = f"resp_{number:08x}{0:024x}", f"s_{number // RESPONSES_PER_SESSION:016x}"
     if number % RESPONSES_PER_SESSION == 0:
-        yield Fact(SessionOpened(tenant=tenant, session=session))
-    record = b"the record of " + response.encode()
-    accepted = RequestAccepted(
-        tenant=tenant,
-        response=response,
-        session=session,
-        protocol="responses",
-        model="scripted",
-        namespace="benchmark",
-        stored=True,
-        stream=False,
-        created=0,
-        record=journal.digest(tenant, record),
-        dialect="chatml.1",
-        encoder=1,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        seed=number,
-        max_tokens=SAMPLED,
-    )
-    yield Fact(accepted, contents=(record,))
-    yield Fact(PromptRendered(tenant=tenant, response=response, count=30))
-    yield Fact(CacheMatched(tenant=tenant, response=response, tier="none", cached=0, prompt=30))
+        yield facts.session(session)
+    yield from facts.accepted(journal, response, session=session)
+    yield facts.matched(response, cached=0)
     for at in range(SAMPLED):
-        payload = (1_000 + number * 7 + at).to_bytes(4, "little")
-        yield Fact(TokensSampled(tenant=tenant, response=response, position=at, count=1), payload=payload)
-    times = {"queue_us": 100, "prefill_us": 2_000, "decode_us": 20_000}
-    yield Fact(ResponseFinished(tenant=tenant, response=response, reason="stop", output=SAMPLED, **times))
+        yield facts.sampled(response, at)
+    yield facts.finished(response, output=SAMPLED)

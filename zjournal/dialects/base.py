@@ -131,6 +131,23 @@ def pieces(texts: Sequence[ask.Text]) -> list[Piece]:
     return [Piece(part.text, part.path) for part in texts]
 
 
+def listed(tools: Sequence[ask.ToolSpec]) -> list[Piece]:
+    """Each tool on a line of its own, as JSON."""
+    parts: list[Piece] = []
+    for tool in tools:
+        parts += [Piece("\n", trusted=True), Piece(to_json(tool_value(tool)), tool.path)]
+    return parts
+
+
+def responses(results: Sequence[ask.Result]) -> list[Piece]:
+    """Each result in the Qwen family's tags, joined by a newline."""
+    parts: list[Piece] = []
+    for result in results:
+        parts.append(Piece("\n<tool_response>\n" if parts else "<tool_response>\n", trusted=True))
+        parts += [*pieces(result.parts), Piece("\n</tool_response>", trusted=True)]
+    return parts
+
+
 def function_value(tool: ask.ToolSpec) -> dict[str, Any]:
     """The function as a JSON object; keys stand in the client's order.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from zjournal import ask
 from zjournal.dialects import objects, scan
-from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, pieces, to_json, tool_value
+from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, listed, responses, to_json
 from zjournal.dialects.literals import Literals, Tokens
 
 _BEFORE_TOOLS = """# Tools
@@ -44,10 +44,7 @@ class ChatML:
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """One JSON object per line between `<tools>` tags."""
-        parts = [Piece(_BEFORE_TOOLS, trusted=True)]
-        for tool in tools:
-            parts += [Piece("\n", trusted=True), Piece(to_json(tool_value(tool)), tool.path)]
-        return [*parts, Piece(_AFTER_TOOLS, trusted=True)]
+        return [Piece(_BEFORE_TOOLS, trusted=True), *listed(tools), Piece(_AFTER_TOOLS, trusted=True)]
 
     def calls(self, content: Sequence[Piece], calls: Sequence[ask.Call]) -> list[Piece]:
         """One newline stands between calls and after content that is not empty; no arguments are written `{}`."""
@@ -61,11 +58,7 @@ class ChatML:
 
     def results(self, results: Sequence[ask.Result]) -> list[Piece]:
         """Each result in its own tags, joined by a newline."""
-        parts: list[Piece] = []
-        for result in results:
-            parts.append(Piece("\n<tool_response>\n" if parts else "<tool_response>\n", trusted=True))
-            parts += [*pieces(result.parts), Piece("\n</tool_response>", trusted=True)]
-        return parts
+        return responses(results)
 
     def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
         """See base.Dialect."""

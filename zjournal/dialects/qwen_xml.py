@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from zjournal import ask
 from zjournal.dialects import scan, tagged, values
-from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, pieces, to_json, tool_value
+from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, listed, responses
 from zjournal.dialects.literals import Literals, Tokens
 
 _TEXT_TAGS = ("<function=", "</function>", "<parameter=", "</parameter>")
@@ -64,10 +64,7 @@ class QwenXml:
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """One JSON object per line between `<tools>` tags."""
-        parts = [Piece(_BEFORE, trusted=True)]
-        for tool in tools:
-            parts += [Piece("\n", trusted=True), Piece(to_json(tool_value(tool)), tool.path)]
-        return [*parts, Piece(_AFTER, trusted=True)]
+        return [Piece(_BEFORE, trusted=True), *listed(tools), Piece(_AFTER, trusted=True)]
 
     def calls(self, content: Sequence[Piece], calls: Sequence[ask.Call]) -> list[Piece]:
         """An empty line stands between content and the first call, a newline between calls."""
@@ -86,11 +83,7 @@ class QwenXml:
 
     def results(self, results: Sequence[ask.Result]) -> list[Piece]:
         """Each result in its own tags, joined by a newline."""
-        parts: list[Piece] = []
-        for result in results:
-            parts.append(Piece("\n<tool_response>\n" if parts else "<tool_response>\n", trusted=True))
-            parts += [*pieces(result.parts), Piece("\n</tool_response>", trusted=True)]
-        return parts
+        return responses(results)
 
     def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
         """See base.Dialect."""

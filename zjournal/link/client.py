@@ -28,10 +28,16 @@ STOP_GRACE_S = 5.0
 FLUSH_GRACE_S = 10.0  # more, for an engine that writes snapshots: what is not on disk yet
 UNREADY_LIVES_MAX = 5  # children in a row that died before Ready: then it is no accident
 
-# The child runs this very package, wherever it was imported from.
-_START_WORKER = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from zjournal.engine.worker import main; sys.exit(main())"
-)
+# The child runs this very package, wherever it was imported from. An installed one is on the path already, behind the
+# standard library, and stays there.
+_START_WORKER = """
+import sys
+home = sys.argv.pop(1)
+if home not in sys.path:
+    sys.path.insert(0, home)
+from zjournal.engine.worker import main
+sys.exit(main())
+"""
 
 log = logging.getLogger("zjournal.link")
 

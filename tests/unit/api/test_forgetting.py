@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.unit.journal.facts import open_journal, session, whole_turn
 from zjournal.api import submit
 from zjournal.api.metrics import Metrics
+from zjournal.errors import NotFound
 from zjournal.journal import retention
 
 
@@ -53,5 +56,22 @@ def test_the_tokenizer_forgets_texts_after_an_erasure_and_not_again_at_once(tmp_
             assert waiting is not None and len(tokenizer.told) == 1
             assert began < waiting.when() <= began + submit.FORGET_TEXTS_S
             waiting.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_response_that_is_deleted_between_two_looks_is_not_found(tmp_path: Path) -> None:
+    """Not a server that is behind with its writing: the client may not be told to try again."""
+
+    async def main() -> None:
+        with open_journal(tmp_path / "data") as journal:
+            journal.append([session("s1"), *whole_turn(journal, "r1")]).result()
+            tenant = journal.tenant("local").id
+            desk = submit.Desk(journal, Forgetful(), Metrics(), None, {})  # type: ignore[arg-type]
+            desk._served = object()  # type: ignore[assignment]
+            found = submit.Turn("r1", 0, "m", b"{}", True, tenant, None)
+            assert retention.delete(journal, tenant, "r1").result()
+            with pytest.raises(NotFound):
+                await anext(desk.follow(found))
 
     asyncio.run(main())

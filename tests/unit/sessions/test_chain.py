@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.journal.facts import accepted, open_journal, session, whole_turn
 from zjournal import ask
+from zjournal.journal import retention
+from zjournal.journal.transaction import ParentErased
 from zjournal.sessions import chain
 from zjournal.sessions.chain import Chains
 
@@ -34,3 +38,26 @@ def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(50):
         chains.forget(f"r{number}")
     assert (len(chains._known), chains._known._bytes) == (0, 0)
+
+
+def test_a_parent_that_goes_while_it_is_read_is_named_and_the_commit_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the turn would be accepted without its parent, and could never be continued."""
+    with open_journal(tmp_path / "data") as journal:
+        tenant = journal.tenant("local").id
+        journal.append([session("s1", tenant=tenant), *whole_turn(journal, "r1", tenant=tenant)]).result()
+        chains = Chains(journal, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
+
+        def deleted_meanwhile(self: Chains, turn: SimpleNamespace) -> tuple[()]:
+            assert retention.delete(journal, tenant, "r1").result()
+            return ()
+
+        monkeypatch.setattr(Chains, "_items_of", deleted_meanwhile)
+        monkeypatch.setattr(Chains, "_turn", lambda self, turn: chain._Known("", ()))
+        asked = ask.Ask(protocol="responses", model="m", items=(ask.Message("user"),), previous="r1")
+        place = chains.place(asked, tenant)
+        assert journal.turn("r1") is None
+        assert place.parent == "r1"
+        with pytest.raises(ParentErased):
+            journal.append(accepted(journal, "r2", parent=place.parent, tenant=tenant)).result()

@@ -346,10 +346,13 @@ def test_a_content_that_says_nothing(talk: Talk, other: Journal, tmp_path: Path)
     told = {"kind": "content", "sha256": name, "base64": base64.b64encode(junk).decode()}
     for field in ("raw", "items", "spans", "tokens", "vocabulary"):
         changed = json.loads(json.dumps([lines[0], told, *lines[1:]]))
+        renamed = 0
         for line in changed:
             where = line if field in line and line["kind"] == "engine" else line.get("contents", {})
             if field in where:
                 where[field] = name
+                renamed += 1
+        assert renamed, f"no line has {field}"
         refused(other, tmp_path / "f", sealed(changed))
 
 
