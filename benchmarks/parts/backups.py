@@ -97,19 +97,22 @@ class _Decoding:
 
 
 def decoding(folder: Path, quick: bool) -> list[Line]:
-    """Windows of decode steps by turns: nothing written, and a state written beside them."""
+    """Windows of decode steps by turns: nothing written, and a state written beside them.
+
+    The stream gets longer and so slower from window to window: each is compared with the mean of its neighbours.
+    """
     run = _Decoding(QUICK_STATE_TOKENS if quick else STATE_TOKENS)
     steps = QUICK_STEPS if quick else STEPS
-    alone, beside, megabytes = [], [], []
+    alone, beside, megabytes = [run.rate(steps, None)[0]], [], []
     for number in range(QUICK_ROUNDS if quick else ROUNDS):
-        alone.append(run.rate(steps, None)[0])
         made = _snapshots(folder / str(number), run)
         rate, written = run.rate(steps, made)
         beside.append(rate)
         megabytes.append(written)
         made.close()
+        alone.append(run.rate(steps, None)[0])
     run.runner.close()
-    ratio = statistics.median(b / a for a, b in zip(alone, beside, strict=True))
+    ratio = statistics.median(2 * b / sum(a) for a, b in zip(itertools.pairwise(alone), beside, strict=True))
     return [
         Line(
             f"decoding while {statistics.median(megabytes):,.0f} MB are backed up, {steps} tokens",
