@@ -88,12 +88,49 @@ class Output(msgspec.Struct, frozen=True, tag="output"):
 Item = Message | Call | Result | Output
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What the input of a custom tool must be, in the client's own words."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+    path: str = ""
+
+
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A function the model may call. `parameters` holds the client's JSON bytes, so that key order survives."""
+    """A tool the model may call. `parameters` holds the client's JSON bytes, so that key order survives.
+
+    `strict`: a schema that cannot be kept to the letter is an error. `kind` custom: the tool takes one text, of
+    `grammar` if there is one; a model is told of it as a function with the one parameter `input`.
+    """
 
     name: str
     description: str | None = None
     parameters: bytes = b"{}"
+    path: str = ""
+    strict: bool = False
+    kind: Literal["function", "custom"] = "function"
+    grammar: Grammar | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Which tools may be called, and whether one must be. A named tool is `required` with one name in `allowed`.
+
+    `allowed` None: all. The prompt does not depend on any of it. `parallel`: more than one call in one answer.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    allowed: tuple[str, ...] | None = None
+    parallel: bool = True
+    path: str = "tool_choice"
+
+
+class Format(msgspec.Struct, frozen=True):
+    """What the text of the answer must be. `schema` holds the client's JSON bytes."""
+
+    kind: Literal["json_object", "json_schema"]
+    name: str = ""
+    schema: bytes = b"{}"
+    strict: bool = False
     path: str = ""
 
 
@@ -124,6 +161,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     instructions: Text | None = None
     tools: tuple[ToolSpec, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    format: Format | None = None  # None: any text
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -189,7 +228,8 @@ class CallEnded(msgspec.Struct, frozen=True, tag="call_ended"):
 
 Delta = TextDelta | ReasoningDelta | CallStarted | CallArguments | CallEnded
 
-EndReason = Literal["stop", "stop_string", "length", "cancelled"]
+# loop: the model said the same again and again (the guard); fence: no token was left that the fence allows
+EndReason = Literal["stop", "stop_string", "length", "cancelled", "loop", "fence"]
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -67,6 +67,32 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: int = -1  # alternatives told beside each token; -1: no logprobs at all
 
 
+class Tag(msgspec.Struct, frozen=True, array_like=True):
+    """A dialect's tag: its bytes, and the id of the token that it is; -1 where it is ordinary text."""
+
+    text: bytes
+    token: int = -1
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer may be.
+
+    `grammar` is one of llguidance (Lark); a tag that is a token stands in it as `<[id]>`. `whole`: it binds all of the
+    answer behind the thoughts. Else text is free until one of the `triggers` begins, and from its first byte on the
+    grammar binds the rest of the answer. "" and no triggers: only `banned` is in force.
+    `thoughts` are the tags that thoughts stand between, if the model has any; they are free of the grammar, and
+    triggers that are tokens may not stand in them. `begun`: the prompt has opened them already. `banned` are control
+    tokens that no text of the answer may hold.
+    """
+
+    grammar: str = ""
+    whole: bool = False
+    triggers: tuple[Tag, ...] = ()
+    thoughts: tuple[Tag, Tag] | None = None
+    begun: bool = False
+    banned: tuple[int, ...] = ()
+
+
 class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_only=True):
     """Continue `tokens`. `namespace` partitions the cache; `stop` are stop strings as UTF-8 bytes.
 
@@ -82,6 +108,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_on
     max_tokens: int
     end_tokens: tuple[int, ...] = ()
     stop: tuple[bytes, ...] = ()
+    fence: Fence | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag_field="t", tag="cancel"):
