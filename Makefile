@@ -22,14 +22,17 @@ define TELL_KERNELS
 found or print('no C kernels:', why, '- torch takes over, many times slower; with a C compiler, run make again')"
 endef
 
-.PHONY: kernels-missing help demo test soak lint bench docs clean
+.PHONY: kernels-missing help demo test soak fences lint bench bfcl schemas docs clean
 
 help:
 	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
 	@echo "make test   all tests"
 	@echo "make soak   the fault simulation on SEEDS=200 seeds, from SEED=0 on; stops at the first that fails"
+	@echo "make fences 1,000 fenced generations of the demo model, each must parse and validate (an hour or less)"
 	@echo "make lint   ruff, import directions, types"
 	@echo "make bench  all benchmarks, one table each"
+	@echo "make bfcl   the fences against the Berkeley Function Calling Leaderboard's data, which is fetched"
+	@echo "make schemas  the fences against the JSON Schema test suite, which is fetched"
 	@echo "make docs   write the generated pages again"
 	@echo "make clean  remove the virtual environment and what was built"
 
@@ -42,6 +45,9 @@ test: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
 
+fences: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m tests.generations
+
 lint: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m ruff check .
 	@cd "$(ROOT)" && "$(PY)" -m ruff format --check .
@@ -50,6 +56,16 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && missed=0; for file in benchmarks/*.py; do echo "== $$file"; "$(PY)" "$$file" || missed=1; done; exit $$missed
+
+# Outside data, fetched into build/ when it is asked for.
+bfcl: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m pip download -q --no-deps -d build bfcl-eval==2026.3.23 && \
+	"$(PY)" -m zipfile -e build/bfcl_eval-*.whl build/bfcl && "$(PY)" benchmarks/outside/bfcl.py build/bfcl/bfcl_eval/data
+
+schemas: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && { test -d build/schemas || \
+	git clone -q --depth 1 https://github.com/json-schema-org/JSON-Schema-Test-Suite build/schemas; } && \
+	"$(PY)" benchmarks/outside/schemas.py build/schemas
 
 docs: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" docs/generate.py

@@ -57,6 +57,7 @@ async def _replay(config: Config, choice: ModelChoice, journal: Journal, argumen
 async def _replays(config: Config, choice: ModelChoice, journal: Journal) -> AsyncIterator[Replays]:
     """An engine that is ready, and what asks it; at the end of the body it is stopped."""
     from zjournal.api.metrics import Metrics
+    from zjournal.api.recorded import DECODERS
     from zjournal.api.replays import Probes, Replays
     from zjournal.api.running import Runs
     from zjournal.api.snapshots import Snapshots
@@ -70,10 +71,10 @@ async def _replays(config: Config, choice: ModelChoice, journal: Journal) -> Asy
     states.serve(engine)
     engine.start()
     try:
-        served = await asyncio.to_thread(Served.load, choice)
+        served = await asyncio.to_thread(Served.load, choice, config.dialect)
         runs.serve(served, engine)
         await _up(runs, engine)
-        replays = Replays(journal, runs, probes, str(choice.path))
+        replays = Replays(journal, runs, probes, str(choice.path), DECODERS)
         replays.serve(served, engine)
         yield replays
     finally:

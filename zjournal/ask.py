@@ -74,18 +74,30 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
         return "".join(part.text for part in self.parts)
 
 
+class Thought(msgspec.Struct, frozen=True, tag="thought"):
+    """What an assistant thought before the message or the calls behind it, as the client sends it back."""
+
+    parts: tuple[Text, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
 class Output(msgspec.Struct, frozen=True, tag="output"):
     """An earlier answer of ours: its items as a client sees them and the token ids that were sampled.
 
-    `tokens` is packed little-endian uint32 without the end-of-turn token; the prompt replays it unchanged.
+    `tokens` is packed little-endian uint32 without the end-of-turn token; the prompt replays it unchanged, with the
+    `thoughts` that are in it, unless the dialect keeps thoughts no longer: then it is written anew from its items.
     """
 
     response: str
     items: tuple[Message | Call, ...]
     tokens: bytes
+    thoughts: str = ""
 
 
-Item = Message | Call | Result | Output
+Item = Message | Call | Result | Thought | Output
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -233,11 +245,12 @@ EndReason = Literal["stop", "stop_string", "length", "cancelled", "loop", "fence
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one response. prompt = cached + computed, always."""
+    """Token counts of one response. prompt = cached + computed, always. `reasoning`: how many of `output` are thoughts."""
 
     prompt: int
     cached: int
     output: int
+    reasoning: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

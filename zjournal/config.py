@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zjournal import loops
 from zjournal.errors import ConfigFault
 
 CONFIG_FILE = "zj.toml"
@@ -37,6 +38,7 @@ WAL_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 1 << 40
 BODY_BYTES_MIN = 1 << 10
 BODY_BYTES_MAX = 1 << 32
+DIALECTS = ("chatml", "glm-4.5", "glm-4.7", "dsml-v3.2", "dsml-v4", "dsml-v4.1", "qwen-xml", "llama3")
 NO_HOME = "/nonexistent"  # what Debian calls it
 SECONDS_MAX = 100 * 366 * 86400.0
 
@@ -64,6 +66,9 @@ class Config:
     kv_memory: int
     max_running: int
     speculation: int  # most tokens guessed for one step; 0: none
+    dialect: str  # auto, or one of DIALECTS
+    reasoning_replay: str  # auto, all or off: which thoughts of earlier answers are in a prompt
+    guard: str  # against loops: on, off, or the limits that are not the default; see loops.limits
     snapshots: str  # on or off: whether KV is kept on disk
     snapshot_limit: int
     snapshot_codec: str  # raw, zstd, or auto: whichever proves faster
@@ -190,6 +195,15 @@ def _rope(value: object, base: Path) -> str:
     return value.strip()
 
 
+def _guard(value: object, base: Path) -> str:
+    try:
+        return loops.parse(_text(value, base))
+    except Reject:
+        raise
+    except ValueError as error:
+        raise Reject(str(error)) from None
+
+
 def _host(value: object, base: Path) -> str:
     host = _text(value, base)
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -244,6 +258,14 @@ SETTINGS = (
     Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "2GiB", "Memory for KV blocks.", show_size),
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
     Setting("speculation", _whole(0, SPECULATION_MAX), 5, "Tokens guessed from what was said before; 0: none."),
+    Setting("dialect", _choice("auto", *DIALECTS), "auto", "How the model writes tools; auto: as its template says."),
+    Setting(
+        "reasoning_replay",
+        _choice("auto", "all", "off"),
+        "auto",
+        "Earlier thoughts in prompts: auto, where the dialect keeps them; all; off: only those that clients send.",
+    ),
+    Setting("guard", _guard, "on", "Stops answers that loop: on, off, or limits such as run=256,tokens=1024."),
     Setting("snapshots", _choice("on", "off"), "on", "Whether KV is kept on disk, in the data directory: on or off."),
     Setting("snapshot_limit", _size(SNAPSHOT_BYTES_MIN, KV_BYTES_MAX), "20GiB", "Most disk for KV.", show_size),
     Setting("snapshot_codec", _choice("auto", "raw", "zstd"), "auto", "How KV is stored: auto, raw or zstd."),

@@ -98,6 +98,12 @@ class EngineFailed(Fault):
     status, code, kind = 500, "engine_error", "server_error"
 
 
+class FenceFailed(EngineFailed):
+    """The grammar of what a request may answer cannot be compiled, or broke off under it."""
+
+    code = "fence_error"
+
+
 # --- faults at the start and of the command line ------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zjournal import errors
+from zjournal import errors, loops
 from zjournal.checkpoint import hub
 from zjournal.checkpoint.download import Meter
 from zjournal.config import Config, read_api_keys, version
@@ -149,12 +149,20 @@ class _Server:
         start = engine_start(self._config, self._choice, self._journal.secret)
         states = Snapshots(self._journal, metrics, self._config.data_dir, on=bool(start.snapshots))
         runs = Runs(self._journal, metrics, self._config.unstored_retention, states)
-        desk = Desk(self._journal, runs, metrics, keys, DECODERS)
+        desk = Desk(
+            self._journal,
+            runs,
+            metrics,
+            keys,
+            DECODERS,
+            guard=loops.limits(self._config.guard),
+            reasoning_replay=self._config.reasoning_replay,
+        )
         probes = Probes(runs)
         engine = EngineClient(start, probes, states.known)
         states.serve(engine)
         engine.start()
-        self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path))
+        self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path), DECODERS)
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
@@ -265,7 +273,14 @@ class _Server:
 
     async def _load(self, desk: Desk, runs: Runs, engine: EngineClient) -> None:
         """Loads the model's API side (tokenizer, template) beside the engine's load."""
-        served = await asyncio.to_thread(Served.load, self._choice)
+        served = await asyncio.to_thread(Served.load, self._choice, self._config.dialect)
+        if served.guessed:
+            log.info(
+                "%s does not say how it writes tool calls: %s is explained to it; see the setting `dialect`",
+                *(served.id, served.dialect.name),
+            )
+        if served.unstable:
+            log.info("prompts that are not the beginning of the next one: %s", "; ".join(served.unstable))
         runs.serve(served, engine)
         desk.serve(served)
         if self._replays is not None:

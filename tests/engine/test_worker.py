@@ -9,6 +9,7 @@ import sys
 from array import array
 
 import gguf
+import msgspec
 import pytest
 
 from zjournal.engine.models.scripted import TOKEN_KV_BYTES
@@ -171,6 +172,18 @@ def test_a_request_before_ready_is_answered_and_the_next_turn_reuses_it(engine_o
     assert status == 0, log
     assert "blocks free, 2 states, 2 facts not acknowledged" in log
     assert "prompt" not in log
+
+
+def test_a_script_says_what_it_says_whatever_fence_and_guard_a_request_has(engine_of):
+    engine = engine_of([{"text": "a" * 40}])
+    fenced = msgspec.structs.replace(
+        ask("a", "prompt"),
+        fence=wire.Fence(grammar='start: "b"\n', whole=True),
+        guard=wire.Guard(8, 8, 4, 16, 2, 2, 1),
+    )
+    engine.send(fenced)
+    (finished,) = engine.ended("a")
+    assert (finished.reason, engine.text("a")) == ("stop", "a" * 40)
 
 
 def test_facts_are_numbered_and_acknowledged(engine_of):

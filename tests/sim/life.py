@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from tests.sim import model
 from tests.sim.disk import Rule, Shim
 from tests.sim.plan import Sealing
+from zjournal.ask import Ask
 from zjournal.errors import Fault, JournalUnavailable
 from zjournal.journal import compact, datadir, log, removal, retention, segments, wal
 from zjournal.journal.events import Fact, Recorded
@@ -30,7 +31,7 @@ from zjournal.sessions import transfer
 
 PAGE_BYTES = 4_096
 SILENCE_S = 0.005  # in place of the journal's own pause, for which a run has no time
-DECODERS = {"responses": lambda body: ()}  # the traffic's bodies hold no items
+DECODERS = {"responses": lambda body: Ask(protocol="responses", model="m", items=())}  # the traffic's bodies hold no items
 
 
 class Batch(NamedTuple):

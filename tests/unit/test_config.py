@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.serving import zj
-from zjournal import config
+from zjournal import config, loops
 from zjournal.config import SETTINGS, Config, check_serving, load, read_api_keys
 from zjournal.errors import ConfigFault
+from zjournal.link import wire
 
 ENVIRON = {"HOME": "/home/ada"}
 KEY = "correct-horse-battery"
@@ -103,6 +104,23 @@ def test_durations(text: str, seconds: float) -> None:
     assert load({"drain_timeout": text}, ENVIRON, Path("/nowhere")).drain_timeout == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "settled", "changed"),
+    [
+        ("on", "on", {}),
+        (" off ", "off", None),
+        ("run=512,tokens=2048", "on", {}),
+        ("tokens = 99, run=0", "run=0,tokens=99", {"run": 0, "tokens": 99}),
+    ],
+)
+def test_the_limits_of_the_guard(text: str, settled: str, changed: dict[str, int] | None) -> None:
+    assert load({"guard": text}, ENVIRON, Path("/nowhere")).guard == settled
+    defaults = {name: default for name, (default, _, _) in loops.LIMITS.items()}
+    assert loops.limits(settled) == (() if changed is None else tuple((defaults | changed).values()))
+    assert loops.fit(loops.limits(settled))
+    assert tuple(loops.LIMITS) == wire.Guard.__struct_fields__
+
+
 @given(st.integers(0, 1 << 50))
 def test_size_reads_what_it_shows(size: int) -> None:
     assert config.parse_size(config.show_size(size)) == size
@@ -126,6 +144,14 @@ def test_duration_reads_what_it_shows(millis: int) -> None:
             "ZJ_UNSTORED_RETENTION: 'a week' is not a duration such as 7d or 30s",
         ),
         ({}, {"ZJ_PROT": "1"}, "environment: unknown variable ZJ_PROT; did you mean ZJ_PORT?"),
+        (
+            {"guard": "run=1,run=2"},
+            {},
+            "--guard: 'run=1,run=2' is not on, off, or limits, each once, of run, period, repeats, tokens, restarts, "
+            "exclusions, values; such as run=256,tokens=1024",
+        ),
+        ({"guard": "run=-1"}, {}, "--guard: 'run=-1' has no whole number behind run"),
+        ({"guard": "repeats=1"}, {}, "--guard: 'repeats=1' has a repeats that is not between 2 and 1048576"),
         ({"weights": "int8"}, {}, "--weights: 'int8' is not one of file, fp32"),
         ({"host": "a b"}, {}, "--host: 'a b' is not a host name or address"),
         ({"config": "absent.toml"}, {}, "/nowhere/absent.toml: no such file"),

@@ -44,7 +44,7 @@ class Encoder(Protocol):
 class Answer(Protocol):
     """What a protocol offers to fold a whole answer."""
 
-    def take(self, step: Step) -> None: ...
+    def take(self, step: Step) -> object: ...
 
 
 def create_app(desk: Desk, *, host: str, port: int, body_max: int) -> ASGIApp:
@@ -86,8 +86,8 @@ async def chat_create(request: Request) -> ASGIApp:
     ask = chat.decode(raw, request.headers)
     turn = await desk.submit(ask, raw, tenant, chat.ENCODER_VERSION)
     if ask.stream:
-        return _stream(desk, turn, chat.Encoder(turn))
-    answer = chat.Answer(turn)
+        return _stream(desk, turn, chat.Encoder(turn, desk.item_id))
+    answer = chat.Answer(turn, desk.item_id)
     await _fold(request, desk, turn, answer)
     if answer.fault is not None:
         raise answer.fault

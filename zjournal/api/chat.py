@@ -6,27 +6,32 @@ whether it is honoured, accepted without effect, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zjournal.api import failure, fields
+from zjournal.api import failure, fields, tooling
+from zjournal.api.custom import Input
 from zjournal.api.sse import DONE, frame
 from zjournal.ask import (
     Ask,
     Broke,
     Call,
+    CallArguments,
+    CallEnded,
+    CallStarted,
     Ended,
     Item,
     Logprob,
     Message,
-    Progress,
+    ReasoningDelta,
     Result,
     Role,
     Step,
     Text,
     TextDelta,
+    Thought,
     Usage,
 )
 from zjournal.errors import BadRequest, Fault, Unavailable
@@ -36,13 +41,16 @@ if TYPE_CHECKING:
 
 ENCODER_VERSION = 1
 
+ItemId = Callable[["Turn", int, str], str]  # (turn, index, "call") to the id of the answer's call
+
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+
+_CUT = ("length", "loop", "fence")  # ends of an answer that is not whole
+_OURS = ("loop", "fence")  # of them, those that Chat has no word for
 
 # What these fields may hold when they ask for nothing; anything else is refused by name.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
     "functions": ([],),
     "function_call": ("auto", "none"),
     "modalities": (["text"],),
@@ -63,9 +71,15 @@ class _Called(msgspec.Struct):
     arguments: str
 
 
+class _CustomCalled(msgspec.Struct):
+    name: fields.Name
+    input: str
+
+
 class _ToolCall(msgspec.Struct):
     id: fields.Name
-    function: _Called
+    function: _Called | None = None
+    custom: _CustomCalled | None = None
 
 
 class _Message(msgspec.Struct):
@@ -73,6 +87,8 @@ class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same in the words of other servers
 
 
 class _StreamOptions(msgspec.Struct):
@@ -93,8 +109,9 @@ class _Body(fields.SamplingFields, kw_only=True):
     cache_salt: fields.CacheSalt | None = None
     n: int | None = None
     logprobs: bool | None = None
-    response_format: Any = None
-    tool_choice: Any = None
+    response_format: msgspec.Raw = msgspec.Raw()
+    tool_choice: msgspec.Raw = msgspec.Raw()
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -123,11 +140,15 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
     items: list[Item] = []
     for index, message in enumerate(body.messages):
         items.extend(_items(message, f"messages[{index}]"))
+    tooling.refuse_doubled(items, "id")
+    tools = tooling.tools(body.tools or (), nested=True)
     return Ask(
         protocol="chat",
         model=body.model,
         items=tuple(items),
-        tools=fields.tools(body.tools or (), nested=True),
+        tools=tools,
+        choice=tooling.choice(body.tool_choice, tools, nested=True, parallel=body.parallel_tool_calls),
+        format=tooling.text_format(body.response_format, "response_format", nested=True),
         sampling=fields.sampling(body, _logprobs(body)),
         max_tokens=_max_tokens(body),
         stop=fields.stop_strings(body.stop),
@@ -172,14 +193,33 @@ def _items(message: _Message, at: str) -> list[Item]:
     calls = message.tool_calls or []
     if calls and role != "assistant":
         raise BadRequest(f"`{at}.tool_calls` belongs to an assistant message.", param=f"{at}.tool_calls")
-    items: list[Item] = []
+    items: list[Item] = _thoughts(message, at)
     if not calls or any(part.text for part in parts):
         items.append(Message(role=role, parts=parts))
     for index, call in enumerate(calls):
-        path = f"{at}.tool_calls[{index}].function"
-        name, arguments = call.function.name, call.function.arguments
-        items.append(Call(call_id=call.id, name=name, arguments=arguments, path=path))
+        items.append(_sent(call, f"{at}.tool_calls[{index}]"))
     return items
+
+
+def _thoughts(message: _Message, at: str) -> list[Item]:
+    """What an assistant thought, as the client sends it back."""
+    sent = {name: text for name in ("reasoning_content", "reasoning") if (text := getattr(message, name))}
+    if not sent:
+        return []
+    name, text = next(iter(sent.items()))
+    if message.role != "assistant":
+        raise BadRequest(f"`{at}.{name}` belongs to an assistant message.", param=f"{at}.{name}")
+    if len(set(sent.values())) > 1:
+        raise BadRequest(f"`{at}.reasoning` and `{at}.reasoning_content` differ; send one.", param=f"{at}.reasoning")
+    return [Thought((Text(text, f"{at}.{name}"),))]
+
+
+def _sent(call: _ToolCall, at: str) -> Call:
+    if call.custom is not None and call.function is None:
+        return Call(call.id, call.custom.name, tooling.arguments_of(call.custom.input), f"{at}.custom")
+    if call.function is None:
+        raise BadRequest(f"Missing required field `{at}.function`.", param=f"{at}.function")
+    return Call(call.id, call.function.name, call.function.arguments, f"{at}.function")
 
 
 def _texts(content: str | list[_Part] | None, at: str) -> tuple[Text, ...]:
@@ -199,39 +239,122 @@ def _texts(content: str | list[_Part] | None, at: str) -> tuple[Text, ...]:
     return tuple(texts)
 
 
+class _Said:
+    """A tool call of the answer. That of a custom tool has a text in place of arguments."""
+
+    def __init__(self, call_id: str, started: CallStarted, custom: bool) -> None:
+        self._id = call_id
+        self._name = started.name
+        self._input = Input() if custom else None
+        self._texts: list[str] = []
+        self.truncated = False
+
+    def begin(self, index: int) -> dict[str, Any]:
+        """What the stream tells once."""
+        return {"index": index, **self._object("")}
+
+    def more(self, index: int, text: str) -> dict[str, Any] | None:
+        """What the stream tells of more arguments, if there is something to tell."""
+        return self._told(index, text if self._input is None else self._input.feed(text))
+
+    def end(self, ended: CallEnded) -> dict[str, Any] | None:
+        """What the stream tells at the call's end, if there is something to tell."""
+        self.truncated = ended.truncated
+        return None if self._input is None else self._told(ended.index, self._input.end())
+
+    def value(self) -> dict[str, Any]:
+        """The whole call."""
+        return self._object("".join(self._texts))
+
+    def _told(self, index: int, text: str) -> dict[str, Any] | None:
+        if not text:
+            return None
+        self._texts.append(text)
+        kind, field = self._spelling
+        return {"index": index, kind: {field: text}}
+
+    def _object(self, text: str) -> dict[str, Any]:
+        kind, field = self._spelling
+        return {"id": self._id, "type": kind, kind: {"name": self._name, field: text}}
+
+    @property
+    def _spelling(self) -> tuple[str, str]:
+        return ("function", "arguments") if self._input is None else ("custom", "input")
+
+
 class Answer:
     """The fold of an answer's steps; what it knows at the end is the whole body."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, item_id: ItemId) -> None:
         self._turn = turn
+        self._item_id = item_id
+        self._custom = {tool.name for tool in turn.terms.tools if tool.kind == "custom"}
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[_Said] = []
         self._logprobs: list[Logprob] = []
         self._echo = _echo_decoder.decode(turn.raw)
         self._end: Ended | None = None
         self.fault: Fault | None = None  # why there is no answer, once that is known
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step) -> dict[str, Any] | None:
+        """Folds a step in; the `delta` by which a stream tells it, if it tells anything."""
         assert self._end is None, step
         assert self.fault is None, step
         match step:
-            case Progress():
-                pass
             case TextDelta(text=text, logprobs=logprobs):
                 self._texts.append(text)
                 self._logprobs += logprobs
+                return {"content": text}
+            case ReasoningDelta(text=text):
+                self._thoughts.append(text)
+                return {"reasoning_content": text}
+            case CallStarted() | CallArguments() | CallEnded():
+                told = self._call(step)
+                return None if told is None else {"tool_calls": [told]}
             case Ended(reason="cancelled"):
                 self.fault = Unavailable("The request was cancelled before it was finished.")
             case Ended():
                 self._end = step
             case Broke():
                 self.fault = failure.fault_of(step)
+        return None
+
+    def _call(self, step: CallStarted | CallArguments | CallEnded) -> dict[str, Any] | None:
+        match step:
+            case CallStarted(index=index, name=name):
+                assert index == len(self._calls), step
+                self._calls.append(_Said(self._item_id(self._turn, index, "call"), step, name in self._custom))
+                return self._calls[index].begin(index)
+            case CallArguments(index=index, text=text):
+                return self._calls[index].more(index, text)
+            case CallEnded(index=index):
+                return self._calls[index].end(step)
+
+    def choice(self) -> dict[str, Any]:
+        """Why the answer stopped, in Chat's words; only after an end without a fault."""
+        assert self._end is not None
+        reason = self._end.reason
+        if reason in _CUT:
+            told = "length"
+        elif self._calls and not any(call.truncated for call in self._calls):
+            told = "tool_calls"
+        else:
+            told = "stop"
+        return {"finish_reason": told, **({"stop_reason": reason} if reason in _OURS else {})}
 
     def body(self) -> bytes:
         """The whole answer as JSON; only after an end without a fault."""
         assert self._end is not None
-        message = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
+        text = "".join(self._texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["content"] = text or None
+            message["tool_calls"] = [call.value() for call in self._calls]
         logprobs = _logprobs_object(self._logprobs) if self._echo.logprobs else None
-        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(self._end)}
+        choice = {"index": 0, "message": message, "logprobs": logprobs, **self.choice()}
         return msgspec.json.encode(
             {
                 "id": self._turn.response,
@@ -247,34 +370,35 @@ class Answer:
 class Encoder:
     """The frames of a streamed answer: a pure function of the turn and its steps."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, item_id: ItemId) -> None:
         self._turn = turn
         options = _echo_decoder.decode(turn.raw).stream_options
         self._include_usage = options is not None and bool(options.include_usage)
-        self._answer = Answer(turn)
+        self._answer = Answer(turn, item_id)
 
     def begin(self) -> list[bytes]:
         """What can be told once the request is accepted: the first chunk, with the role."""
-        return [self._chunk({"role": "assistant", "content": ""}, None)]
+        return [self._chunk({"role": "assistant", "content": ""})]
 
     def feed(self, step: Step) -> list[bytes]:
         """The frames that `step` adds, the last one included when it ends the answer."""
-        self._answer.take(step)
+        delta = self._answer.take(step)
         if self._answer.fault is not None:
             return [frame(failure.body(self._answer.fault)), DONE]
-        match step:
-            case TextDelta(text=text, logprobs=logprobs):
-                return [self._chunk({"content": text}, None, logprobs)]
-            case Ended():
-                frames = [self._chunk({}, finish_reason(step))]
-                if self._include_usage:
-                    frames.append(self._frame([], usage(step.usage)))
-                return [*frames, DONE]
-        return []
+        if isinstance(step, Ended):
+            frames = [self._chunk({}, self._answer.choice())]
+            if self._include_usage:
+                frames.append(self._frame([], usage(step.usage)))
+            return [*frames, DONE]
+        if delta is None:
+            return []
+        return [self._chunk(delta, logprobs=step.logprobs if isinstance(step, TextDelta) else ())]
 
-    def _chunk(self, delta: dict[str, str], reason: str | None, logprobs: Sequence[Logprob] = ()) -> bytes:
+    def _chunk(
+        self, delta: dict[str, Any], end: dict[str, Any] | None = None, logprobs: Sequence[Logprob] = ()
+    ) -> bytes:
         told = _logprobs_object(logprobs) if logprobs else None
-        return self._frame([{"index": 0, "delta": delta, "logprobs": told, "finish_reason": reason}], None)
+        return self._frame([{"index": 0, "delta": delta, "logprobs": told, **(end or {"finish_reason": None})}], None)
 
     def _frame(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
         chunk: dict[str, Any] = {
@@ -293,11 +417,6 @@ def _logprobs_object(logprobs: Sequence[Logprob]) -> dict[str, Any]:
     return {"content": [fields.logprob_object(one) for one in logprobs], "refusal": None}
 
 
-def finish_reason(end: Ended) -> str:
-    """Why the answer stopped, in Chat's words."""
-    return "length" if end.reason == "length" else "stop"
-
-
 def usage(counts: Usage) -> dict[str, Any]:
     """The usage object; tokens from the cache are part of the prompt's."""
     return {
@@ -305,5 +424,5 @@ def usage(counts: Usage) -> dict[str, Any]:
         "completion_tokens": counts.output,
         "total_tokens": counts.prompt + counts.output,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
     }

@@ -1,7 +1,7 @@
 """Reading a request body: JSON to typed fields, with the JSON path of whatever is wrong.
 
-Both OpenAI protocols share the limits and the small fields (stop, tools, sampling, the session's name), so they
-are read here once. Fields that this version cannot honour are refused by name, never ignored; fields of the
+Both OpenAI protocols share the limits and the small fields (stop, sampling, the session's name), so they are read here
+once. Fields that this version cannot honour are refused by name, never ignored; fields of the
 future, which nobody here knows, pass.
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from zjournal import ask
-from zjournal.ask import Sampling, ToolSpec
+from zjournal.ask import Sampling
 from zjournal.errors import BadRequest
 
 STOP_STRINGS_MAX = 16
@@ -67,15 +67,6 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 T = TypeVar("T")
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
-
-
-class Function(msgspec.Struct):
-    """A function the model may call, as both protocols spell it."""
-
-    name: Name
-    description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw(b"null")
-    strict: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -135,14 +126,8 @@ class Kind(msgspec.Struct):
     type: str | None = None
 
 
-class _Nested(msgspec.Struct):
-    function: Function
-
-
 kind_decoder = msgspec.json.Decoder(Kind)
-_function_decoder = msgspec.json.Decoder(Function)
-_nested_decoder = msgspec.json.Decoder(_Nested)
-_any_decoder = msgspec.json.Decoder()
+any_decoder = msgspec.json.Decoder()
 
 
 def parse(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, at: str = "") -> T:
@@ -187,39 +172,6 @@ def require_neutral(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]]) 
         value = getattr(body, name)
         if value is not None and value not in values:
             raise BadRequest(f"`{name}` is not supported with this value by this server.", param=name)
-
-
-def tools(raws: Sequence[msgspec.Raw], *, nested: bool) -> tuple[ToolSpec, ...]:
-    """The function tools in order; other types are skipped, so that a client may offer what we do not run.
-
-    `nested` says where a function's fields stand: under `function` (Chat) or beside `type` (Responses).
-    """
-    specs = []
-    for index, raw in enumerate(raws):
-        at = f"tools[{index}]"
-        kind = parse(kind_decoder, raw, at).type
-        if kind is None:
-            raise BadRequest(f"Missing required field `{at}.type`.", param=f"{at}.type")
-        if kind != "function":
-            continue
-        if nested:
-            function = parse(_nested_decoder, raw, at).function
-            at = f"{at}.function"
-        else:
-            function = parse(_function_decoder, raw, at)
-        parameters = _parameters(function.parameters, f"{at}.parameters")
-        specs.append(ToolSpec(name=function.name, description=function.description, parameters=parameters, path=at))
-    return tuple(specs)
-
-
-def _parameters(raw: msgspec.Raw, at: str) -> bytes:
-    """The client's bytes, once they are known to be a JSON object; a function without parameters has `{}`."""
-    value = parse(_any_decoder, raw, at)
-    if value is None:
-        return b"{}"
-    if not isinstance(value, dict):
-        raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
-    return bytes(raw)
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -14,6 +14,11 @@ from zjournal.ask import Broke, Ended
 from zjournal.link import wire
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+# Of wire.Gauges: what an engine counts since its start.
+ENGINE_COUNTS = (
+    *("preemptions", "recomputed", "drafted", "accepted"),
+    *("fenced", "fences_compiled", "fence_compile_us", "fence_masks", "fence_mask_us"),
+)
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -22,6 +27,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        self._engine_counts: dict[str, int] = {}  # as the engine told them last
+        self._of_answers(registry)
+        self._of_fences(registry)
+        self._of_engine(registry)
+        self._of_snapshots(registry)
+
+    def _of_answers(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "zj_requests_total", "HTTP requests answered, by API and status.", ("api", "status"), registry=registry
         )
@@ -38,6 +50,28 @@ class Metrics:
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
+        self._calls = Counter("zj_tool_calls_total", "Whole tool calls told.", ("outcome",), registry=registry)
+        self._loops = Counter(
+            "zj_loops_total",
+            "What the guard did about loops, by kind and action.",
+            ("kind", "action"),
+            registry=registry,
+        )
+
+    def _of_fences(self, registry: CollectorRegistry) -> None:
+        self._fenced = Counter("zj_fenced_requests_total", "Requests whose answers had a fence.", registry=registry)
+        self._fences_compiled = Counter("zj_fences_compiled_total", "Fences that were compiled.", registry=registry)
+        self._fence_compile_s = Counter(
+            "zj_fence_compile_seconds_total", "Time that fences took to compile.", registry=registry
+        )
+        self._fence_masks = Counter(
+            "zj_fence_masks_total", "Times that the legal tokens of a request were computed.", registry=registry
+        )
+        self._fence_mask_s = Counter(
+            "zj_fence_mask_seconds_total", "Time that this took, beside the model's.", registry=registry
+        )
+
+    def _of_engine(self, registry: CollectorRegistry) -> None:
         self._crashes = Counter("zj_engine_crashes_total", "Times the engine process ended unasked.", registry=registry)
         self._accepted = Gauge("zj_accepted", "Requests accepted and not ended.", registry=registry)
         self._running = Gauge("zj_running", "Requests in the engine's batch.", registry=registry)
@@ -59,7 +93,9 @@ class Metrics:
         self._draft_tokens = Counter(
             "zj_draft_tokens_total", "Tokens that were guessed ahead, by outcome.", ("outcome",), registry=registry
         )
-        self._engine_counts = (0, 0, 0, 0)  # preemptions, recomputed, drafted, accepted, as it told them last
+        self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
+
+    def _of_snapshots(self, registry: CollectorRegistry) -> None:
         self._snapshot_bytes = Gauge("zj_snapshot_bytes", "Bytes of KV on disk.", registry=registry)
         self._snapshots = Gauge("zj_snapshots", "States that can be restored from disk.", registry=registry)
         self._snapshot_chunks = Gauge("zj_snapshot_chunks", "Chunks of KV on disk.", registry=registry)
@@ -75,7 +111,6 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
-        self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
 
     def request(self, api: str, status: int) -> None:
         """An HTTP request got its status line; refused ones are counted here and nowhere else."""
@@ -105,6 +140,14 @@ class Metrics:
         self._responses.labels(end.reason if isinstance(end, Ended) else "failed").inc()
         self._output_tokens.inc(end.usage.output)
 
+    def called(self, outcome: str) -> None:
+        """An answer holds a whole tool call: `whole`, or `faulty` if something was wrong with its form."""
+        self._calls.labels(outcome).inc()
+
+    def looped(self, message: wire.Looped) -> None:
+        """The guard did something about a loop."""
+        self._loops.labels(message.kind, message.action).inc()
+
     def running(self, count: int) -> None:
         """`count` requests are accepted and not ended. With none, the engine has none either."""
         self._accepted.set(count)
@@ -124,14 +167,20 @@ class Metrics:
         self._snapshot_chunks.set(gauges.snapshot_chunks)
         self._host_bytes.set(gauges.host_bytes)
         self._backups_off.set(int(gauges.backups_off))
-        counts = (gauges.preemptions, gauges.recomputed, gauges.drafted, gauges.accepted)
-        more = [now - before for now, before in zip(counts, self._engine_counts, strict=True)]
+        counts = {name: getattr(gauges, name) for name in ENGINE_COUNTS}
+        preemptions, recomputed, drafted, accepted, fenced, compiled, compile_us, masks, mask_us = (
+            count - self._engine_counts.get(name, 0) for name, count in counts.items()
+        )
         self._engine_counts = counts
-        preemptions, recomputed, drafted, accepted = more
         self._preemptions.inc(preemptions)
         self._recomputed_tokens.inc(recomputed)
         self._draft_tokens.labels("accepted").inc(accepted)
         self._draft_tokens.labels("rejected").inc(drafted - accepted)
+        self._fenced.inc(fenced)
+        self._fences_compiled.inc(compiled)
+        self._fence_compile_s.inc(compile_us / 1e6)
+        self._fence_masks.inc(masks)
+        self._fence_mask_s.inc(mask_us / 1e6)
 
     def journal(self, log_bytes: Callable[[], int], blocker_pid: Callable[[], int]) -> None:
         """Sets where the numbers of the journal's log come from; they are asked for at each `render`."""
@@ -141,7 +190,7 @@ class Metrics:
     def engine_crashed(self) -> None:
         """The engine process ended unasked; what it ran and held is gone."""
         self._crashes.inc()
-        self._engine_counts = (0, 0, 0, 0)
+        self._engine_counts = {}
         held = (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states, self._host_bytes)
         for gauge in (*held, self._backups_off):
             gauge.set(0)

@@ -1,23 +1,23 @@
-"""Bodies that the journal recorded, read again: which protocol's decoder gives their items."""
+"""Bodies that the journal recorded, read again: the decoder of each protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from zjournal.api import chat, responses
-from zjournal.ask import Item
-from zjournal.sessions.chain import Decoders
+from zjournal.ask import Ask
+from zjournal.sessions.reading import Decoders
 
 
-def _chat(body: bytes) -> Sequence[Item]:
-    return chat.decode(body, _NO_HEADERS).items
+def _chat(body: bytes) -> Ask:
+    return chat.decode(body, _NO_HEADERS)
 
 
-def _responses(body: bytes) -> Sequence[Item]:
-    return responses.decode(body, _NO_HEADERS).items
+def _responses(body: bytes) -> Ask:
+    return responses.decode(body, _NO_HEADERS)
 
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # they name sessions; items do not depend on them
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # they name sessions; nothing that is read again depends on them
 
 DECODERS: Decoders = MappingProxyType({"chat": _chat, "responses": _responses})

@@ -21,8 +21,9 @@ from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.journal.projections import Turn
 from zjournal.link import wire
 from zjournal.link.client import EngineClient, Listener
-from zjournal.sessions import identity, replay, sampling
+from zjournal.sessions import fences, identity, replay, sampling
 from zjournal.sessions.follow import Tail
+from zjournal.sessions.reading import Decoders, Terms
 from zjournal.sessions.served import Served
 from zjournal.sessions.vocabulary import Vocabulary
 
@@ -102,9 +103,10 @@ PROBE = "probe_"  # what the requests of probes begin with; no response's id doe
 class Replays:
     """Runs replays, one at a time. All its methods belong to the event loop."""
 
-    def __init__(self, journal: Journal, runs: Runs, probes: Probes, model: str) -> None:
+    def __init__(self, journal: Journal, runs: Runs, probes: Probes, model: str, decoders: Decoders) -> None:
         """`model` is the path of what is served."""
         self._journal = journal
+        self._decoders = decoders
         self._runs = runs
         self._probes = probes
         self._model = model
@@ -159,7 +161,7 @@ class Replays:
                 raise errors.Unavailable("The model is loading.")
             turns = await asyncio.to_thread(replay.chosen, self._journal, arguments.session, arguments.response)
             tenant = turns[0][0].tenant
-            one = _Replay(self._journal, self._runs, self._probes, *self._served, arguments, tenant)
+            one = _Replay(self._journal, self._runs, self._probes, *self._served, arguments, tenant, self._decoders)
             try:
                 return await one.run(turns)
             finally:
@@ -178,6 +180,7 @@ class _Replay:
         engine: EngineClient,
         arguments: replay.Replay,
         tenant: str,
+        decoders: Decoders,
     ) -> None:
         assert runs.ready is not None
         self._journal = journal
@@ -190,7 +193,7 @@ class _Replay:
         self._vocabulary = journal.digest(SERVER_TENANT, served.vocabulary)
         self._template = journal.digest(SERVER_TENANT, served.template.source.encode())
         self._words = Vocabulary(served.vocabulary)
-        self._recordings = replay.Recordings(journal, self._vocabulary, self._words)
+        self._recordings = replay.Recordings(journal, self._vocabulary, self._words, decoders)
         self._fingerprint = runs.ready.fingerprint
         self._parts = replay.parts_now(runs.ready, self._vocabulary, self._template)
         self._namespace = identity.namespace(self._fingerprint, tenant)
@@ -227,12 +230,13 @@ class _Replay:
         try:
             asked = await asyncio.to_thread(self._recordings.asked, turn)
             self._check(asked)
+            fence, changed = await asyncio.to_thread(self._fence, asked)
             self._journal.check_room()
             place = self._place(turn)
-            accepted, tail = await self._ask(asked, place)
+            accepted, tail = await self._ask(asked, place, fence)
         except errors.Fault as fault:
             return told(status=replay.FAILED, reason=fault.message)
-        parts = replay.parts_that_differ(asked.maker, self._parts, self._fingerprint)
+        parts = (*replay.parts_that_differ(asked.maker, self._parts, self._fingerprint), *changed)
         names = tuple(part.name for part in parts)
         told = functools.partial(told, replay=place.response, differs=names)
         if not self._told and self._first is None:
@@ -266,6 +270,18 @@ class _Replay:
                 f"of {limit}"
             )
 
+    def _fence(self, asked: replay.Asked) -> tuple[wire.Fence | None, tuple[replay.Part, ...]]:
+        """The fence of a turn, derived again from its body, and whether it is another one now.
+
+        A turn that had none gets none. Raises BadRequest where there is none to be had any more.
+        """
+        recorded = asked.accepted.fence
+        if not recorded:
+            return None, ()
+        fence = self._served.fences.of(asked.ask, asked.accepted.begun).fence
+        secret = asked.accepted.item_secret or identity.item_secret(self._journal.secret, asked.turn.response)
+        return fence, replay.fence_part(recorded, fences.digest(fence, secret))
+
     def _place(self, turn: Turn) -> replay.Place:
         return replay.Place(
             response=identity.response_id(turn.protocol, secrets.token_bytes(16)),
@@ -277,15 +293,19 @@ class _Replay:
             only=self._arguments.response,
         )
 
-    async def _ask(self, asked: replay.Asked, place: replay.Place) -> tuple[events.RequestAccepted, Tail]:
+    async def _ask(
+        self, asked: replay.Asked, place: replay.Place, fence: wire.Fence | None
+    ) -> tuple[events.RequestAccepted, Tail]:
         """Writes the request down, asks it, and waits for the end of the answer."""
         tenant = asked.turn.tenant
         record = self._journal.digest(tenant, asked.record) if asked.record else asked.accepted.record
-        accepted = replay.accepted_again(asked, place, record)
+        digest = fences.digest(fence, identity.item_secret(self._journal.secret, place.response))
+        accepted = replay.accepted_again(asked, place, record, digest)
         write = functools.partial(replay.write, asked=asked, place=place, accepted=accepted)
         cancelled = await _through(self._journal.run(write))  # what is written down needs an end
         self._asked.append(place.response)
-        tail = self._runs.begin(accepted, len(asked.ids), asked.stop, self._generate(asked, accepted))
+        terms = Terms.of(asked.ask, accepted.begun)
+        tail = self._runs.begin(accepted, len(asked.ids), terms, self._generate(asked, accepted, fence))
         try:
             if cancelled:
                 raise asyncio.CancelledError
@@ -297,7 +317,9 @@ class _Replay:
             raise
         return accepted, tail
 
-    def _generate(self, asked: replay.Asked, accepted: events.RequestAccepted) -> wire.Generate:
+    def _generate(
+        self, asked: replay.Asked, accepted: events.RequestAccepted, fence: wire.Fence | None
+    ) -> wire.Generate:
         return wire.Generate(
             request=accepted.response,
             session=self._session,
@@ -308,6 +330,8 @@ class _Replay:
             max_tokens=accepted.max_tokens,
             end_tokens=tuple(sorted(self._served.end_tokens)),
             stop=tuple(text.encode() for text in asked.stop),
+            fence=fence,
+            guard=sampling.guarded(accepted),
         )
 
     # --- measuring ----------------------------------------------------------------------------------------

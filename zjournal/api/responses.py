@@ -7,14 +7,33 @@ honoured, echoed, accepted without effect, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from zjournal.api import fields
+from zjournal.api import fields, output, tooling
 from zjournal.api.sse import DONE, frame
-from zjournal.ask import Ask, Broke, Call, Ended, Item, Message, Progress, Result, Role, Step, Text, TextDelta, Usage
+from zjournal.ask import (
+    Ask,
+    Broke,
+    Call,
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Ended,
+    Item,
+    Message,
+    ReasoningDelta,
+    Result,
+    Role,
+    Step,
+    Text,
+    TextDelta,
+    Thought,
+    Usage,
+)
 from zjournal.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -22,7 +41,7 @@ if TYPE_CHECKING:
 
 ENCODER_VERSION = 1
 
-ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix) to "msg_<hex>"
+ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix) to "msg_<hex>"; with "call", index counts the calls
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where it stands
@@ -31,7 +50,6 @@ _UNREADABLE = ("item_reference", "compaction")  # items that stand for text whic
 
 # What these fields may hold when they ask for nothing; anything else is refused by name.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("auto", "none"),
     "background": (False,),
     "generate": (True,),
     "n": (1,),
@@ -41,16 +59,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (),
 }
 
+# Ends of an answer that is cut, and the reason that a client is told.
+_INCOMPLETE: Mapping[str, str] = MappingProxyType({"length": "max_output_tokens", "loop": "loop", "fence": "fence"})
+
 # `response.error.code` is a closed list; of ours, these are in it or are what clients act upon.
 _ERROR_CODES = ("server_error", "rate_limit_exceeded", "context_length_exceeded")
 
 
-class _Format(msgspec.Struct):
-    type: str
-
-
 class _TextConfig(msgspec.Struct):
-    format: _Format | None = None
+    format: msgspec.Raw = msgspec.Raw()
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -77,7 +94,8 @@ class _Body(fields.SamplingFields, kw_only=True):
     include: list[str] | None = None
     prompt_cache_options: _CacheOptions | None = None
     cache_salt: fields.CacheSalt | None = None
-    tool_choice: Any = None
+    tool_choice: msgspec.Raw = msgspec.Raw()
+    parallel_tool_calls: bool | None = None
     background: bool | None = None
     generate: bool | None = None
     n: Any = None
@@ -128,6 +146,23 @@ class _CallItem(msgspec.Struct):
     arguments: str
 
 
+class _CustomCallItem(msgspec.Struct):
+    call_id: fields.Name
+    name: fields.Name
+    input: str
+
+
+class _ReasoningPart(msgspec.Struct):
+    type: str
+    text: str
+
+
+class _ReasoningItem(msgspec.Struct):
+    """`summary` and `encrypted_content` are not what was thought, and nothing that this server can read."""
+
+    content: list[_ReasoningPart] | None = None
+
+
 class _ResultItem(msgspec.Struct):
     call_id: fields.Name
     output: str | list[_Part]
@@ -137,6 +172,8 @@ _body_decoder = msgspec.json.Decoder(_Body)
 _echo_decoder = msgspec.json.Decoder(_Echo)
 _message_decoder = msgspec.json.Decoder(_MessageItem)
 _call_decoder = msgspec.json.Decoder(_CallItem)
+_custom_call_decoder = msgspec.json.Decoder(_CustomCallItem)
+_reasoning_decoder = msgspec.json.Decoder(_ReasoningItem)
 _result_decoder = msgspec.json.Decoder(_ResultItem)
 
 
@@ -146,12 +183,17 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
     echo = fields.parse(_echo_decoder, raw)  # what is repeated must be sound as well
     fields.require_neutral(body, _NEUTRAL | fields.FOREIGN)
     _refuse_unable(body)
+    items = _items(body)
+    tooling.refuse_doubled(items, "call_id")
+    tools = tooling.tools(body.tools or (), nested=False)
     return Ask(
         protocol="responses",
         model=body.model,
-        items=_items(body),
+        items=items,
         instructions=None if body.instructions is None else Text(body.instructions, "instructions"),
-        tools=fields.tools(body.tools or (), nested=False),
+        tools=tools,
+        choice=tooling.choice(body.tool_choice, tools, nested=False, parallel=body.parallel_tool_calls),
+        format=None if body.text is None else tooling.text_format(body.text.format, "text.format", nested=False),
         sampling=fields.sampling(body, _logprobs(body)),
         max_tokens=body.max_output_tokens,
         stop=fields.stop_strings(body.stop),
@@ -167,8 +209,6 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
 
 def _refuse_unable(body: _Body) -> None:
     """Refuses, by name, nested fields that this version cannot honour."""
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise BadRequest("`text.format` other than text is not supported by this server.", param="text.format")
     options = body.prompt_cache_options
     if options is not None:
         for name in ("prewarm", "comparison_response_id"):
@@ -193,7 +233,7 @@ def _items(body: _Body) -> tuple[Item, ...]:
 
 
 def _item(raw: msgspec.Raw, at: str) -> Item | None:
-    """One input item; None for a kind that carries nothing this server can render, such as reasoning."""
+    """One input item; None for one that carries nothing that this server can render."""
     kind = fields.parse(fields.kind_decoder, raw, at).type
     match kind:
         case None | "message":
@@ -206,9 +246,17 @@ def _item(raw: msgspec.Raw, at: str) -> Item | None:
         case "function_call":
             call = fields.parse(_call_decoder, raw, at)
             return Call(call_id=call.call_id, name=call.name, arguments=call.arguments, path=at)
-        case "function_call_output":
+        case "custom_tool_call":
+            custom = fields.parse(_custom_call_decoder, raw, at)
+            return Call(custom.call_id, custom.name, tooling.arguments_of(custom.input), at)
+        case "function_call_output" | "custom_tool_call_output":
             result = fields.parse(_result_decoder, raw, at)
             return Result(call_id=result.call_id, parts=_texts(result.output, f"{at}.output"))
+        case "reasoning":
+            parts = fields.parse(_reasoning_decoder, raw, at).content or []
+            paths = (f"{at}.content[{index}].text" for index in range(len(parts)))
+            thoughts = tuple(Text(part.text, path) for part, path in zip(parts, paths, strict=True) if part.text)
+            return Thought(thoughts) if thoughts else None
         case _ if kind in _UNREADABLE:
             raise BadRequest(f"`{at}` is of type {kind!r}, which this server cannot read.", param=at)
     return None
@@ -231,32 +279,70 @@ def _texts(content: str | list[_Part], at: str) -> tuple[Text, ...]:
 
 
 class Answer:
-    """The fold of an answer's steps into the response object."""
+    """The fold of an answer's steps into the response object. What each step adds is told as events as well."""
 
     def __init__(self, turn: Turn, item_id: ItemId) -> None:
         self._turn = turn
+        self._item_id = item_id
         self._request = _request_half(turn)
-        self._texts: list[str] = []
-        self.logprobs: list[dict[str, Any]] = []
-        self.item_id = item_id(turn, 0, "msg")  # of the message, the only item so far
-        self.open = False  # whether the message has begun
+        self._custom = {tool.name for tool in turn.terms.tools if tool.kind == "custom"}
+        self._items: list[output.Item] = []
+        self._open: output.Item | None = None  # the last of them
         self.end: Ended | Broke | None = None
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def take(self, step: Step) -> None:
+    def take(self, step: Step) -> list[output.Event]:
+        """Folds a step in; what it means for the items, in events."""
         assert self.end is None, step
+        events: list[output.Event] = []
         match step:
-            case TextDelta(text=text, logprobs=logprobs):
-                self.open = True
-                self._texts.append(text)
-                self.logprobs += map(fields.logprob_object, logprobs)
+            case TextDelta():
+                events += self._into(output.Message, "msg")
+            case ReasoningDelta():
+                events += self._into(output.Reasoning, "rs")
+            case CallStarted():
+                events += self._call(step)
+            case CallEnded(truncated=truncated):
+                events += self._close(output.CUT if truncated else output.DONE)
             case Ended() | Broke():
-                # An empty answer is still the assistant's turn, and the chain holds it; a failure adds nothing.
-                self.open = self.open or (isinstance(step, Ended) and step.reason != "cancelled")
                 self.end = step
+                events += self._finish(step)
+        if isinstance(step, TextDelta | ReasoningDelta | CallArguments):
+            assert self._open is not None, step
+            events += self._open.more(step)
+        return events
+
+    def _into(self, kind: type[output.Message] | type[output.Reasoning], prefix: str) -> list[output.Event]:
+        """Makes sure that an item of this kind is open."""
+        if isinstance(self._open, kind):
+            return []
+        index = len(self._items)
+        return [*self._close(output.DONE), *self._begin(kind(self._item_id(self._turn, index, prefix), index))]
+
+    def _call(self, started: CallStarted) -> list[output.Event]:
+        index = len(self._items)
+        call_id = self._item_id(self._turn, started.index, "call")
+        item: output.Item
+        if started.name in self._custom:
+            item = output.CustomCall(self._item_id(self._turn, index, "ctc"), index, call_id, started.name)
+        else:
+            item = output.FunctionCall(self._item_id(self._turn, index, "fc"), index, call_id, started.name)
+        return [*self._close(output.DONE), *self._begin(item)]
+
+    def _begin(self, item: output.Item) -> list[output.Event]:
+        self._items.append(item)
+        self._open = item
+        return list(item.begin())
+
+    def _close(self, status: str) -> list[output.Event]:
+        item, self._open = self._open, None
+        return list(item.close(status)) if item is not None else []
+
+    def _finish(self, end: Ended | Broke) -> list[output.Event]:
+        """An empty answer is still the assistant's turn, and the chain holds it; a failure adds nothing."""
+        events: list[output.Event] = []
+        if not self._items and isinstance(end, Ended) and end.reason != "cancelled":
+            events += self._into(output.Message, "msg")
+        return events + self._close(output.DONE if self.status == "completed" else output.CUT)
 
     @property
     def status(self) -> str:
@@ -267,32 +353,27 @@ class Answer:
                 return "failed"
             case Ended(reason="cancelled"):
                 return "cancelled"
-            case Ended(reason="length"):
+            case Ended(reason=reason) if reason in _INCOMPLETE:
                 return "incomplete"
         return "completed"
-
-    def item(self) -> dict[str, Any]:
-        """The message as it stands: empty while in progress, whole at the end."""
-        if self.end is None:
-            return _message(self.item_id, "in_progress", [])
-        status = "completed" if self.status == "completed" else "incomplete"
-        return _message(self.item_id, status, [part(self.text, self.logprobs)])
 
     def response(self) -> dict[str, Any]:
         """The response object as it stands."""
         end, status = self.end, self.status
-        error = None
+        error = details = None
         if isinstance(end, Broke):
             error = {"code": end.code if end.code in _ERROR_CODES else "server_error", "message": end.message}
+        elif end is not None and status == "incomplete":
+            details = {"reason": _INCOMPLETE[end.reason]}
         return {
             "id": self._turn.response,
             "object": "response",
             "created_at": self._turn.created,
             "completed_at": end.at if end is not None and status == "completed" else None,
             "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": details,
             "model": self._turn.model,
-            "output": [self.item()] if self.open and end is not None else [],
+            "output": [] if end is None else [item.value() for item in self._items],
             "error": error,
             "usage": None if end is None else usage(end.usage),
             **self._request,
@@ -316,38 +397,17 @@ class Encoder:
 
     def feed(self, step: Step) -> list[bytes]:
         """The frames that `step` adds, the last one included when it ends the answer."""
-        answer = self._answer
-        added = None if answer.open else answer.item()
-        answer.take(step)
-        frames = []
-        if answer.open and added is not None:
-            frames.append(self._event("response.output_item.added", output_index=0, item=added))
-            frames.append(self._in_part("response.content_part.added", part=part("")))
-        match step:
-            case Progress():
-                pass
-            case TextDelta(text=text, logprobs=logprobs):
-                told = [fields.logprob_object(one) for one in logprobs]
-                frames.append(self._in_part("response.output_text.delta", delta=text, logprobs=told))
-            case Ended() | Broke():
-                if answer.open:
-                    text, told = answer.text, answer.logprobs
-                    frames.append(self._in_part("response.output_text.done", text=text, logprobs=told))
-                    frames.append(self._in_part("response.content_part.done", part=part(text, told)))
-                    frames.append(self._event("response.output_item.done", output_index=0, item=answer.item()))
-                # No event says cancelled; the object in it does.
-                last = "incomplete" if answer.status == "cancelled" else answer.status
-                frames.append(self._lifecycle(f"response.{last}"))
-                frames.append(DONE)
+        frames = [self._event(name, **values) for name, values in self._answer.take(step)]
+        if isinstance(step, Ended | Broke):
+            # No event says cancelled; the object in it does.
+            last = "incomplete" if self._answer.status == "cancelled" else self._answer.status
+            frames += [self._lifecycle(f"response.{last}"), DONE]
         return frames
 
     def _lifecycle(self, name: str) -> bytes:
         return self._event(name, response=self._answer.response())
 
-    def _in_part(self, name: str, **values: Any) -> bytes:
-        return self._event(name, item_id=self._answer.item_id, output_index=0, content_index=0, **values)
-
-    def _event(self, name: str, **values: Any) -> bytes:
+    def _event(self, name: str, /, **values: Any) -> bytes:
         data = msgspec.json.encode({"type": name, "sequence_number": self._number, **values})
         self._number += 1
         return frame(data, name)
@@ -358,32 +418,26 @@ def deleted(response: str) -> bytes:
     return msgspec.json.encode({"id": response, "object": "response", "deleted": True})
 
 
-def part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """An output_text content part."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
 def usage(counts: Usage) -> dict[str, Any]:
     """The usage object; tokens from the cache are part of the input's. Nothing is charged for writing to the cache."""
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.output,
     }
-
-
-def _message(item_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
 def _request_half(turn: Turn) -> dict[str, Any]:
     """The keys of the response object that follow from the request alone: repeated, or the value in effect."""
     echo = _echo_decoder.decode(turn.raw)
     text: dict[str, Any] = {"format": {"type": "text"}}
-    if echo.text is not None and echo.text.verbosity is not None:
-        text["verbosity"] = echo.text.verbosity
+    if echo.text is not None:
+        if bytes(echo.text.format) not in (b"", b"null"):
+            text["format"] = echo.text.format
+        if echo.text.verbosity is not None:
+            text["verbosity"] = echo.text.verbosity
     reasoning = echo.reasoning
     return {
         "previous_response_id": echo.previous_response_id,

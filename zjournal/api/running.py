@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from zjournal import ask, errors
+from zjournal.api import said
 from zjournal.api.metrics import Metrics
 from zjournal.api.snapshots import MESSAGES, Snapshots
 from zjournal.journal import events, retention
@@ -21,7 +22,10 @@ from zjournal.journal.written import Written
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
-from zjournal.sessions.follow import Reader, Tail, ended_at, read_text, reader
+from zjournal.sessions.fences import Check
+from zjournal.sessions.follow import Reader, Tail, ended_at
+from zjournal.sessions.items import items_of
+from zjournal.sessions.reading import Terms
 from zjournal.sessions.served import Served
 
 FLUSH_TOKENS = 64  # promise 3
@@ -39,10 +43,18 @@ _CHANGES: dict[str, type[events.CacheAdmitted | events.CacheEvicted]] = {
 class Running:
     """One response between its acceptance and its end; owned by `Runs`."""
 
-    def __init__(self, accepted: events.RequestAccepted, prompt: int, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, accepted: events.RequestAccepted, prompt: int, reader: Reader, secret: bytes, check: Check | None = None
+    ) -> None:
+        """`secret` is the response's own, which ids of its calls are made of."""
         self.accepted = accepted
+        self.check = check
         self.tail = Tail()
-        self.stop = stop
+        self.reader = reader
+        self.secret = secret
+        self.deltas: list[ask.Delta] = []  # what it has said by now
+        self.whole: list[ask.CallEnded] = []  # the calls in it that are whole
+        self.calls = 0  # of them, those whose facts were handed to the journal
         self.started = time.monotonic()
         self.first_token: float | None = None
         self.prompt = prompt
@@ -57,6 +69,15 @@ class Running:
     @property
     def usage(self) -> ask.Usage:
         return ask.Usage(self.prompt, self.cached, len(self.tail.ids))
+
+    def hear(self, deltas: list[ask.Delta]) -> None:
+        """What it says next."""
+        self.deltas += deltas
+        self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
+
+    def call_id(self, index: int) -> str:
+        """The id of one of its calls."""
+        return identity.call_id(self.secret, self.accepted.response, index)
 
 
 class Runs:
@@ -98,14 +119,18 @@ class Runs:
         running = self._running.get(response) or self._owed.get(response)
         return running.tail if running else None
 
-    def reader(self, stop: tuple[str, ...]) -> Reader:
-        """A reader of one response's tokens."""
-        assert self._served is not None
-        return reader(self._served.tokenizer, self._served.dialect, self._served.end_tokens, stop)
-
-    def begin(self, accepted: events.RequestAccepted, prompt: int, stop: tuple[str, ...], ask: wire.Generate) -> Tail:
+    def begin(
+        self,
+        accepted: events.RequestAccepted,
+        prompt: int,
+        terms: Terms,
+        ask: wire.Generate,
+        check: Check | None = None,
+    ) -> Tail:
         """Starts a response whose acceptance is durable; returns what followers read."""
-        running = Running(accepted, prompt, stop)
+        assert self._served is not None
+        secret = identity.item_secret(self._journal.secret, accepted.response)
+        running = Running(accepted, prompt, self._served.model.reader(terms), secret, check)
         self._running[accepted.response] = running
         self._metrics.running(len(self._running))
         self.idle.clear()
@@ -177,6 +202,7 @@ class Runs:
             vocabulary=self._journal.digest(SERVER_TENANT, vocabulary),
             template=self._journal.digest(SERVER_TENANT, template),
             parts=tuple(sorted(ready.parts.items())),
+            unstable=served.unstable,
         )
 
         def durable() -> None:
@@ -223,7 +249,15 @@ class Runs:
                 self._cache_changed(message)
             case wire.Gauges():
                 self._metrics.gauges(message)
-            case wire.Matched() | wire.Restored() | wire.NearMiss() | wire.Tokens() | wire.Finished() | wire.Failed():
+            case (
+                wire.Matched()
+                | wire.Restored()
+                | wire.NearMiss()
+                | wire.Tokens()
+                | wire.Looped()
+                | wire.Finished()
+                | wire.Failed()
+            ):
                 running = self._running.get(message.request)
                 if running is not None and not running.ending:  # else the journal failed under it and it was told so
                     self._response_said(running, message)
@@ -234,7 +268,7 @@ class Runs:
     def _response_said(
         self,
         running: Running,
-        message: wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Finished | wire.Failed,
+        message: wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Looped | wire.Finished | wire.Failed,
     ) -> None:
         match message:
             case wire.Restored() | wire.NearMiss():
@@ -243,11 +277,13 @@ class Runs:
                         "%s left the snapshot of %s at token %d of %d; `zj sessions diff` of the two shows why",
                         *(message.request, message.nearest, message.position, message.tokens),
                     )
-                self._record(running, [events.Fact(_of_disk(running.accepted.tenant, message))], lambda: None)
+                self._record(running, [events.Fact(said.of_disk(running.accepted.tenant, message))], lambda: None)
             case wire.Matched():
                 self._matched(running, message)
             case wire.Tokens():
                 self._tokens(running, message)
+            case wire.Looped():
+                self._looped(running, message)
             case wire.Finished():
                 self._finish(running, message)
             case wire.Failed():
@@ -265,17 +301,7 @@ class Runs:
     def _matched(self, running: Running, message: wire.Matched) -> None:
         running.cached = message.cached
         running.tail.progress = ask.Progress(message.cached, message.prompt)
-        running.matched = events.CacheMatched(
-            tenant=running.accepted.tenant,
-            response=message.request,
-            tier=message.tier,
-            cached=message.cached,
-            prompt=message.prompt,
-            reason=message.reason,
-            nearest=message.nearest,
-            restored=message.restored,
-            restored_host=message.restored_host,
-        )
+        running.matched = said.matched(running.accepted.tenant, message)
 
         def durable() -> None:
             running.matched = None
@@ -295,29 +321,56 @@ class Runs:
         if message.logprobs:
             tail.logprobs.extend(wire.cut_logprobs(message.logprobs, len(ids)))
         assert len(tail.logprobs) == (len(tail.ids) if running.accepted.logprobs >= 0 else 0)
-        if len(tail.ids) - running.flushed >= FLUSH_TOKENS:
+        for token in ids:
+            running.hear(running.reader.feed(token))
+        if len(tail.ids) - running.flushed >= FLUSH_TOKENS or len(running.whole) > running.calls:
             self._flush(running)
         elif running.timer is None:
             running.timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush, running)
         tail.wake()
 
+    def _looped(self, running: Running, message: wire.Looped) -> None:
+        """Writes down what the guard met and did."""
+        log.info(
+            "%s: the guard has %s at token %d: a %s of %d tokens, %d times from token %d on",
+            *(message.request, message.action, message.at, message.kind, message.period, message.times, message.begin),
+        )
+        self._record(running, [events.Fact(said.looped(running.accepted.tenant, message))], lambda: None)
+        self._metrics.looped(message)
+
     def _take_unflushed(self, running: Running) -> list[events.Fact]:
         if running.timer is not None:
             running.timer.cancel()
             running.timer = None
-        facts = _sampled(running, running.flushed)
+        facts = [*said.sampled(running.accepted, running.tail, running.flushed), *self._called(running)]
         running.flushed = len(running.tail.ids)
+        return facts
+
+    def _called(self, running: Running) -> list[events.Fact]:
+        """The facts of the calls that are whole and are no facts yet."""
+        tenant, response = running.accepted.tenant, running.accepted.response
+        facts = []
+        for ended in running.whole[running.calls :]:
+            key = identity.call_key(self._journal.secret, tenant, running.call_id(ended.index))
+            called = events.ToolCalled(tenant=tenant, response=response, call=key, index=ended.index)
+            wrong = ended.fault
+            if running.check is not None and not wrong:
+                wrong = running.check.call(running.deltas, ended.index)
+            facts.append(events.Fact(called, payload=wrong.encode("utf-8", "backslashreplace")))
+            self._metrics.called("faulty" if wrong else "whole")
+        running.calls += len(facts)
         return facts
 
     def _flush(self, running: Running) -> None:
         """Hands the tokens since the last flush to the journal."""
         facts = self._take_unflushed(running)
-        upto = running.flushed
+        upto, calls = running.flushed, running.calls
         if not facts:
             return
 
         def durable() -> None:
             running.tail.durable = max(running.tail.durable, upto)
+            running.tail.calls = max(running.tail.calls, calls)
             running.tail.wake()
 
         self._record(running, facts, durable)
@@ -325,35 +378,37 @@ class Runs:
     def _finish(self, running: Running, message: wire.Finished) -> None:
         accepted = running.accepted
         assert message.output == len(running.tail.ids), (message.output, len(running.tail.ids))
-        text = read_text(running.tail.ids, self.reader(running.stop))
-        answer = ask.Message("assistant", (ask.Text(text),))
+        running.hear(running.reader.end())
+        answer = items_of(running.deltas, running.call_id)
         finished = events.ResponseFinished(
             tenant=accepted.tenant,
             response=accepted.response,
             reason=message.reason,
             output=message.output,
             # A turn of a replay has no history before it: nothing shall be taken for a continuation of it.
-            history=identity.history_step(accepted.history, answer) if accepted.history else b"",
+            history=identity.history(accepted.history, answer) if accepted.history else b"",
             queue_us=message.queue_us,
             prefill_us=message.prefill_us,
             decode_us=message.decode_us,
         )
         end = ask.Ended(message.reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
-        self._end(running, finished, end)
+        wrong = running.check.answer(running.deltas) if running.check is not None else ""
+        self._end(running, finished, end, wrong.encode("utf-8", "backslashreplace"))
 
     def _fail(self, running: Running, code: str, message: str) -> None:
         accepted = running.accepted
         failed = events.ResponseFailed(tenant=accepted.tenant, response=accepted.response, code=code, message=message)
         self._end(running, failed, ask.Broke(code, message, running.usage))
 
-    def _end(self, running: Running, event: events.AnyEvent, end: ask.Ended | ask.Broke) -> None:
+    def _end(self, running: Running, event: events.AnyEvent, end: ask.Ended | ask.Broke, payload: bytes = b"") -> None:
         """Commits the end, then tells it."""
         if running.ending:
             return
         running.ending = True
-        facts = [*self._take_unflushed(running), events.Fact(event)]
+        facts = [*self._take_unflushed(running), events.Fact(event, payload)]
 
         def durable() -> None:
+            running.tail.calls = running.calls
             self._ended(running, end)
             self._erase_unkept(running)
 
@@ -417,7 +472,7 @@ class Runs:
         """What is missing in the journal for it to tell of this response what its client was told."""
         tenant, response = running.accepted.tenant, running.accepted.response
         facts = [] if running.matched is None else [events.Fact(running.matched)]
-        facts += _sampled(running, running.tail.durable)
+        facts += said.sampled(running.accepted, running.tail, running.tail.durable)
         failed = events.ResponseFailed(tenant=tenant, response=response, code=end.code, message=end.message)
         return [*facts, events.Fact(failed)]
 
@@ -455,37 +510,3 @@ class Runs:
         written = self._journal.append_soon(facts, after=after)
         written.add_done_callback(done)
         return written
-
-
-def _of_disk(tenant: str, message: wire.Restored | wire.NearMiss) -> events.AnyEvent:
-    """The fact that tells what the disk gave a request, or nearly gave."""
-    if isinstance(message, wire.NearMiss):
-        return events.CacheNearlyMet(
-            tenant=tenant,
-            response=message.request,
-            nearest=message.nearest,
-            position=message.position,
-            tokens=message.tokens,
-        )
-    return events.CacheRestored(
-        tenant=tenant,
-        response=message.request,
-        tier=message.tier,
-        tokens=message.tokens,
-        file_bytes=message.file_bytes,
-        end=message.end,
-        space=message.space,
-        read_us=message.read_us,
-        estimate_us=message.estimate_us,
-        recompute_us=message.recompute_us,
-    )
-
-
-def _sampled(running: Running, position: int) -> list[events.Fact]:
-    """The fact that tells the output from `position` on; none where there is no more."""
-    tail, accepted = running.tail, running.accepted
-    ids = tail.ids[position:]
-    if not ids:
-        return []
-    event = events.TokensSampled(tenant=accepted.tenant, response=accepted.response, position=position, count=len(ids))
-    return [events.Fact(event, payload=wire.pack_sampled(ids, tail.logprobs[position:]))]

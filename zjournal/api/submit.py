@@ -22,15 +22,18 @@ from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.config import ApiKeys
+from zjournal.dialects import choose
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
 from zjournal.journal.log import SERVER_TENANT, Journal, Subscriber
 from zjournal.journal.transaction import ParentErased
 from zjournal.journal.written import Written
 from zjournal.link import wire
-from zjournal.sessions import chain, identity, sampling
-from zjournal.sessions.follow import Tail, follow, foreign_reader, recorded_tail, without_end
+from zjournal.sessions import chain, fences, identity, sampling
+from zjournal.sessions.fences import Check, Fenced
+from zjournal.sessions.follow import Tail, follow, recorded_tail, without_end
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.reading import Decoders, Model, Models, Terms, begun
 from zjournal.sessions.record import pack
 from zjournal.sessions.records import Records
 from zjournal.sessions.served import Served
@@ -39,6 +42,7 @@ from zjournal.sessions.vocabulary import Vocabulary
 QUEUE_ASKS_MAX = 256  # accepted and not ended
 PLACING_TRIES_MAX = 3
 OPENED_MAX = 4096  # sessions opened lately that are remembered
+BEGUN_TOKENS_MAX = 64  # of a prompt's end that are looked at for what it has said of the answer
 FORGET_TEXTS_S = 10.0  # at least between two times that the tokenizer forgets, for it must read all that goes on anew
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
@@ -58,7 +62,8 @@ class Turn(msgspec.Struct, frozen=True):
     stored: bool
     tenant: str
     tail: Tail | None = None  # while it runs, and for who submitted it: its content may be erased at its end
-    earlier: Vocabulary | None = None  # of the model that made it, where that is not today's
+    terms: Terms = Terms()
+    maker: Model | None = None  # the model that made it; None: today's
     item_secret: bytes = b""  # of an imported turn
 
 
@@ -80,12 +85,14 @@ class Desk:
         runs: Runs,
         metrics: Metrics,
         keys: ApiKeys | None,
-        decoders: chain.Decoders,
+        decoders: Decoders,
         queue_max: int = QUEUE_ASKS_MAX,
+        guard: tuple[int, ...] = (),
+        reasoning_replay: str = "auto",
     ) -> None:
         """Without `keys` everyone is the tenant `local`; else a tenant belongs to a key's name, so keys can rotate.
 
-        `decoders` read the items of recorded bodies, by protocol.
+        `decoders` read the items of recorded bodies, by protocol. `guard`: limits as in loops.LIMITS; empty: it is off.
         """
         self.metrics = metrics
         self._journal = journal
@@ -95,7 +102,10 @@ class Desk:
         self._tenants = {name: journal.tenant(name).id for name in names}
         self._decoders = decoders
         self._queue_max = queue_max
+        self._guard = guard
+        self._reasoning_replay = reasoning_replay
         self._served: Served | None = None
+        self._models: Models | None = None
         self._chains: chain.Chains | None = None
         self._makers = Makers(journal)
         self._vocabulary = b""  # digest of today's
@@ -120,11 +130,11 @@ class Desk:
             self._journal.secret,
             self._makers,
             self._vocabulary,
-            served.tokenizer,
-            served.dialect,
-            served.end_tokens,
+            served.model,
             self._decoders,
+            self._reasoning_replay != "off",
         )
+        self._models = Models(self._makers, served.model, self._vocabulary)
         self._words = Vocabulary(served.vocabulary)
         self._journal.subscribe(self._forgetting(asyncio.get_running_loop(), self._chains, served.tokenizer))
 
@@ -203,8 +213,13 @@ class Desk:
         return [ModelCard(self._served.id, self._served.created, context, self._served.aliases)]
 
     def item_id(self, turn: Turn, index: int, prefix: str) -> str:
-        """The id of an output item; the same whenever it is derived again, and wherever the turn was imported."""
+        """The id of an output item; the same whenever it is derived again, and wherever the turn was imported.
+
+        With the prefix `call` it is that of the answer's call `index`.
+        """
         secret = turn.item_secret or identity.item_secret(self._journal.secret, turn.response)
+        if prefix == "call":
+            return identity.call_id(secret, turn.response, index)
         return identity.item_id(secret, index, prefix)
 
     async def submit(self, request: ask.Ask, raw: bytes, tenant: str, encoder: int) -> Turn:
@@ -245,12 +260,10 @@ class Desk:
                 if row is None or not chain.visible(row, turn.tenant):  # it was deleted since it was found
                     raise errors.NotFound(f"Response with id '{turn.response}' not found.", param="response_id")
                 raise errors.Unavailable("The end of this response is not written down yet.")
-        stop = chain.stop_strings(turn.raw)
-        if turn.earlier is not None:
-            tail, reader = without_end(tail), foreign_reader(turn.earlier, self._served.dialect, stop)
-        else:
-            reader = self._runs.reader(stop)
-        async for step in follow(tail, reader):
+        model = turn.maker or self._served.model
+        if model.foreign:
+            without_end(tail)
+        async for step in follow(tail, model.reader(turn.terms)):
             yield step
 
     def running(self, turn: Turn) -> bool:
@@ -262,11 +275,12 @@ class Desk:
         row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant)
         tail = self._runs.tail(response)
         maker = None if tail is not None else await asyncio.to_thread(self._makers.of, row)
-        earlier = None
-        if maker is not None and self._vocabulary and maker.vocabulary != self._vocabulary:
-            earlier = await asyncio.to_thread(self._makers.vocabulary, maker)
+        reads = None
+        if tail is None and self._models is not None:
+            reads = await asyncio.to_thread(self._models.of, row, accepted)
         model = maker.model if maker is not None else self._served.id if self._served is not None else row.model
-        return Turn(response, row.created, model, raw, True, tenant, tail, earlier, accepted.item_secret)
+        terms = Terms.recorded(accepted, lambda: raw, self._decoders)
+        return Turn(response, row.created, model, raw, True, tenant, tail, terms, reads, accepted.item_secret)
 
     def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
         """The row, the acceptance and the request body of a turn that this tenant may see. Raises NotFound."""
@@ -316,7 +330,7 @@ class Desk:
         response = identity.response_id(request.protocol, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
         limit = min(ready.context, ready.kv_tokens)
-        place, prompt, record = await loop.run_in_executor(
+        place, prompt, record, fenced = await loop.run_in_executor(
             self._renderer, self._render, request, raw, tenant, served, limit
         )
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
@@ -327,9 +341,11 @@ class Desk:
             )
         if prompt.dropped:
             log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
+        if fenced.warnings:
+            log.warning("%s: its fence leaves out %d keywords of its schemas", response, len(fenced.warnings))
         session, opened = self._session(place)
         facts, accepted = self._facts(
-            request, record, tenant, encoder, response, place, prompt, max_tokens, session, ready
+            request, record, tenant, encoder, response, place, prompt, fenced, max_tokens, session, ready
         )
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
@@ -340,10 +356,11 @@ class Desk:
         except asyncio.CancelledError:
             self._abandon(accepted, written)
             raise
+        terms = Terms.of(request, accepted.begun)
         tail = self._runs.begin(
             accepted,
             len(prompt.ids),
-            request.stop,
+            terms,
             wire.Generate(
                 request=response,
                 tokens=wire.pack_ids(prompt.ids),
@@ -354,22 +371,28 @@ class Desk:
                 max_tokens=max_tokens,
                 end_tokens=tuple(sorted(served.end_tokens)),
                 stop=tuple(text.encode() for text in request.stop),
+                fence=fenced.fence,
+                guard=sampling.guarded(accepted),
             ),
+            Check.of(request, fenced),
         )
-        return Turn(response, accepted.created, served.id, raw, request.store, tenant, tail)
+        return Turn(response, accepted.created, served.id, raw, request.store, tenant, tail, terms)
 
     def _render(
         self, request: ask.Ask, raw: bytes, tenant: str, served: Served, limit: int
-    ) -> tuple[chain.Place, Prompt, bytes]:
-        """Where the request stands, its prompt, and the record of it and its body."""
+    ) -> tuple[chain.Place, Prompt, bytes, Fenced]:
+        """Where the request stands, its prompt, the record of it and its body, and what its answer may be."""
         assert self._chains is not None and self._words is not None
+        served.fences.of(request)  # before the long work, so that a schema that is refused costs little
         place = self._chains.place(request, tenant)
         whole = msgspec.structs.replace(request, items=place.items)
         try:
-            prompt = assemble(whole, served.template, served.tokenizer, served.dialect, limit)
+            kept = self._reasoning_replay == "all"
+            prompt = assemble(whole, served.template, served.tokenizer, served.dialect, limit, kept)
         except errors.ContextTooLong as fault:
             raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
-        return place, prompt, pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
+        record = pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
+        return place, prompt, record, served.fences.of(request, self._begun(served, prompt))
 
     def _session(self, place: chain.Place) -> tuple[str, Written | None]:
         """The id of a request's session, and the append that opens it if the journal did not have it yet."""
@@ -396,6 +419,7 @@ class Desk:
         response: str,
         place: chain.Place,
         prompt: Prompt,
+        fenced: Fenced,
         max_tokens: int,
         session: str,
         ready: wire.Ready,
@@ -419,22 +443,41 @@ class Desk:
             record=self._journal.digest(tenant, record),
             client=self._journal.digest(tenant, client) if client else b"",
             history=place.history,
-            dialect=self._served.dialect.name,
+            dialect=choose.told(self._served.dialect),
             encoder=encoder,
             max_tokens=max_tokens,
             stop=len(request.stop),
+            tools=len(Terms.of(request, "").tools),
+            reasoning_replay=self._reasoning_replay,
+            restored=place.replayed.restored,
+            rewritten=len(prompt.rewritten),
+            forks=place.replayed.forks,
+            begun=self._begun(self._served, prompt),
+            guard=self._guard,
+            fence=fences.digest(fenced.fence, identity.item_secret(self._journal.secret, response)),
+            loosened=len(fenced.warnings),
             **sampling.recorded(request.sampling, secrets.randbits(SEED_BITS)),
         )
         rendered = events.PromptRendered(
             tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
         )
         self._chains.accepted(place, accepted.record)
+        warnings = "\n".join(fenced.warnings).encode("utf-8", "backslashreplace")
         facts = [
-            events.Fact(accepted, contents=(record, client) if client else (record,), base=place.base),
+            events.Fact(accepted, warnings, contents=(record, client) if client else (record,), base=place.base),
             *self._results_seen(place, accepted),
             events.Fact(rendered),
         ]
         return facts, accepted
+
+    def _begun(self, served: Served, prompt: Prompt) -> str:
+        """What the prompt has already said of the answer, by what the template wrote at its end."""
+        assert self._words is not None
+        end = prompt.spans[-1] if prompt.spans else None
+        if end is None or end.path:
+            return ""
+        ids = prompt.ids[end.start : end.end][-BEGUN_TOKENS_MAX:]
+        return begun(served.dialect, self._words.decode(ids).decode("utf-8", "replace"))
 
     def _results_seen(self, place: chain.Place, accepted: events.RequestAccepted) -> list[events.Fact]:
         """The fact that names the calls whose results this request brought; none if it brought none."""

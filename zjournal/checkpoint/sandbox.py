@@ -118,6 +118,8 @@ def check_width(value: object) -> None:
 
 
 def _length(value: object) -> int:
+    if isinstance(value, str):  # asked first, for it is nearly always one, and the other question is slow
+        return len(value)
     return len(value) if isinstance(value, Sequence) else 0
 
 

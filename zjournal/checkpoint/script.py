@@ -35,11 +35,14 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file. `dialect` names the one in which prompts are rendered and calls are written."""
+    """The file. `dialect` names the one in which prompts are rendered and calls are written.
+
+    It is one that needs no tag to be a token, for the tokenizer is whatever model's.
+    """
 
     turns: Annotated[tuple[Turn, ...], msgspec.Meta(min_length=1)]
     context: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1_000_000
-    dialect: Literal["chatml"] = "chatml"
+    dialect: Literal["chatml", "chatml+think", "qwen-xml", "qwen-xml+think"] = "chatml"
     delay_ms: Delay = 0
 
 

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.ext
 import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import msgspec
 
 from zjournal.checkpoint.gguf import Header
 from zjournal.checkpoint.hfconfig import open_file, read_object
@@ -20,6 +24,7 @@ from zjournal.checkpoint.sandbox import WIDTH_MAX, Sandbox
 from zjournal.errors import BadRequest, ModelFault
 
 SOURCE_BYTES_MAX = 1 << 20
+_PROBE_ANSWER = "\ue000answer\ue001"
 OUTPUT_CHARACTERS_MAX = 64 << 20  # a prompt of 200,000 tokens has about one million
 
 # What a template can raise: it is code, and applies Python's operators to what it is given.
@@ -38,17 +43,47 @@ class _Refused(Exception):
     """The template's raise_exception."""
 
 
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what is trained on; a prompt has the body as it is."""
+
+    tags = {"generation"}  # noqa: RUF012, as jinja has it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What the template writes before an answer: when it asks for one, and before one that is there, longest first.
+
+    The two may differ, by the tags of thoughts. The model sampled behind `asked`, so that is what stands before an
+    answer that is replayed.
+    """
+
+    asked: str = ""
+    given: tuple[str, ...] = ()
+
+    def settle(self, text: str) -> str:
+        """`text`, which ends where an answer begins, as it was when the answer was asked for."""
+        found = next((header for header in self.given if text.endswith(header)), None)
+        return text if found is None else text[: len(text) - len(found)] + self.asked
+
+
 class Template:
-    """A compiled chat template. `uses_tools` says whether it renders tools itself."""
+    """A compiled chat template.
+
+    `uses_tools` and `uses_reasoning` say whether it renders tools, and the thoughts of a message, itself.
+    """
 
     def __init__(self, source: str, specials: Mapping[str, str] | None = None) -> None:
         """`specials` are the texts of the roles bos, eos. Raises ModelFault if the source is no valid template."""
         if len(source) > SOURCE_BYTES_MAX:
             raise ModelFault(f"the chat template has {len(source)} characters, the limit is {SOURCE_BYTES_MAX}")
-        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         self.source = source
+        self.uses_reasoning = "reasoning_content" in source
         self._environment = environment
         self._specials = {f"{role}_token": text for role, text in (specials or {}).items()}
         try:
@@ -57,6 +92,7 @@ class Template:
         except _TEMPLATE_ERRORS as error:
             raise ModelFault(f"the chat template is not valid: {error}") from error
         self.default_system = self._default_system()
+        self.answers = self._answers()
 
     @classmethod
     def from_header(cls, header: Header, specials: Mapping[str, str] | None = None) -> Template:
@@ -126,6 +162,30 @@ class Template:
         if fits and without.startswith(before) and without.endswith(after):
             return without[len(before) : len(without) - len(after)]
         return ""
+
+    def _answers(self) -> Answers:
+        """What stands before answers; found by rendering one where it may stand: last, before a user, before a result.
+
+        Empty if the template does not put it between the messages.
+        """
+        user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE_ANSWER}
+        result = {"role": "tool", "content": "y", "tool_call_id": "c"}
+        try:
+            before, asking = self.render([user], add_generation_prompt=False), self.render([user])
+        except BadRequest:
+            return Answers()
+        if not asking.startswith(before) or asking == before:
+            return Answers()
+        given = set()
+        for behind in ([], [user], [result]):
+            try:
+                text = self.render([user, answer, *behind], add_generation_prompt=False)
+            except BadRequest:
+                continue
+            header, found, _ = text.partition(_PROBE_ANSWER)
+            if found and header.startswith(before) and header != before:
+                given.add(header[len(before) :])
+        return Answers(asking[len(before) :], tuple(sorted(given, key=len, reverse=True)))
 
 
 def _read_text(path: Path) -> str:

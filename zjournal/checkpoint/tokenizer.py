@@ -130,6 +130,10 @@ class Tokenizer:
         """The ids of `text`; never a control token, whatever the text is."""
         return list(self.encode_with_offsets(text).ids)
 
+    def encode_unkept(self, text: str) -> list[int]:
+        """As encode, and nothing of the text is remembered here."""
+        return self._pieces.encode(text, add_special_tokens=False).ids
+
     def encode_with_offsets(self, text: str) -> Encoded:
         """The ids of `text` and where each one's text lies. Long pieces are remembered, for histories come again."""
         with self._lock:

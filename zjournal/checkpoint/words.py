@@ -190,7 +190,7 @@ def _steps(told: Any) -> list[dict[str, Any]]:
     """A normalizer or pre-tokenizer as a flat list of steps."""
     if told is None:
         return []
-    inner = told.get("normalizers") or told.get("pretokenizers") if told["type"] == "Sequence" else None
+    inner = told.get("normalizers", told.get("pretokenizers")) if told["type"] == "Sequence" else None
     return [told] if inner is None else [step for part in inner for step in _steps(part)]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zjournal.cli import config, demo, journal, models, remove, replay, serve, sessions, snapshots, transfer
+from zjournal.cli import config, demo, dialect, journal, models, remove, replay, serve, sessions, snapshots, transfer
 from zjournal.errors import Fault
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
@@ -86,6 +86,10 @@ _models = _group("Models on this machine.")
 _models.command("pull")(models.pull)
 app.add_typer(_models, name="models")
 
+_dialect = _group("How models write tools.")
+_dialect.command("check")(dialect.check)
+app.add_typer(_dialect, name="dialect")
+
 _config = _group("Settings and where they come from.")
 _config.command("show")(config.show)
 app.add_typer(_config, name="config")
@@ -94,6 +98,7 @@ app.add_typer(_config, name="config")
 # A group of one command would be folded into its parent without a callback of its own.
 @_journal.callback()
 @_models.callback()
+@_dialect.callback()
 @_config.callback()
 def _group_root() -> None:
     pass

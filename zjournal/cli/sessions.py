@@ -11,10 +11,11 @@ from zjournal.config import Config
 from zjournal.errors import Fault, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from zjournal.journal.projections import Session, Turn
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.calls import Called
 
 PAGE = 500
 NAMED_MAX = 10  # as many ids as an error for an ambiguous beginning lists
@@ -45,24 +46,27 @@ def show_session(
     name: Annotated[str, typer.Argument(metavar="ID", help="Id of a session or a response, or its beginning.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a session as the tree of its turns."""
+    """Show a session as the tree of its turns, with the tool calls for which no result has come."""
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.calls import calls_of
 
     with Reader.open(config.data_dir) as reader:
         session = _find(reader, name)
         turns = reader.turns(session.session)
         source = _replay_of(reader, session)
+        calls = calls_of(reader, turns)
     if as_json:
-        _print_json(
-            {**_session_json(session), "replay_of": source or None, "turns": [_turn_json(turn) for turn in turns]}
-        )
+        told = [_turn_json(turn, calls.get(turn.response, [])) for turn in turns]
+        _print_json({**_session_json(session), "replay_of": source or None, "turns": told})
         return
     from zjournal.cli import view
 
     title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {session.tenant}"
     title += f"  replay of {source}" if source else ""
     title += "  pinned" * session.pinned + "  deleted" * session.deleted
-    view.tree(title, [(turn.response, turn.parent or None, _label(turn)) for turn in turns])
+    view.tree(
+        title, [(turn.response, turn.parent or None, _label(turn, calls.get(turn.response, []))) for turn in turns]
+    )
 
 
 @options.with_config("data_dir")
@@ -189,14 +193,23 @@ def _replay_of(reader: Reader, session: Session) -> str:
     return linked[0].source if linked and linked[0].session == session.session else ""
 
 
-def _label(turn: Turn) -> str:
+def _label(turn: Turn, calls: Sequence[Called]) -> str:
     ttft = "-" if turn.ttft_us is None else f"{turn.ttft_us / 1000:.0f} ms"
     told = (turn.cache_reason, _restored(turn))
     notes = ", ".join(note for note in told if note)
     cached = f"{turn.cached} ({notes})" if notes else f"{turn.cached}"
     numbers = f"prompt {turn.prompt}  cached {cached}  output {turn.output}  TTFT {ttft}"
+    if calls:
+        numbers += f"  {_called(calls)}"
     marks = [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
     return f"{turn.response}  {numbers}  {', '.join(marks)}"
+
+
+def _called(calls: Sequence[Called]) -> str:
+    """How many tool calls there were, and which have no result yet as far as the journal knows."""
+    open_calls = [call.call_id for call in calls if not call.answered]
+    said = _count(len(calls), "tool call")
+    return f"{said} (no result seen: {', '.join(open_calls)})" if open_calls else said
 
 
 def _restored(turn: Turn) -> str:
@@ -224,7 +237,7 @@ def _session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def _turn_json(turn: Turn) -> dict[str, Any]:
+def _turn_json(turn: Turn, calls: Sequence[Called]) -> dict[str, Any]:
     return {
         "response": turn.response,
         "parent": turn.parent or None,
@@ -242,6 +255,7 @@ def _turn_json(turn: Turn) -> dict[str, Any]:
         },
         "cache_reason": turn.cache_reason or None,
         "output_tokens": turn.output,
+        "tool_calls": [{"id": call.call_id, "result_seen": call.answered} for call in calls],
         "ttft_ms": None if turn.ttft_us is None else turn.ttft_us / 1000,
         "queue_ms": turn.queue_us / 1000,
         "prefill_ms": turn.prefill_us / 1000,

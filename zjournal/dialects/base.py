@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, Protocol
 import msgspec
 
 from zjournal import ask
+from zjournal.dialects.form import Form
 from zjournal.errors import BadRequest
 
 
@@ -84,6 +85,10 @@ class Dialect(Protocol):
     @property
     def reasoning(self) -> Reasoning | None:
         """How the model thinks; None: it does not."""
+
+    @property
+    def form(self) -> Form:
+        """How calls are written, as data; a grammar of them is made from it (fences/)."""
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """What to append to the system message so that the model knows the tools; not empty."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from zjournal import ask
 from zjournal.dialects import objects, scan
 from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, listed, responses, to_json
+from zjournal.dialects.form import Form, Objects
 from zjournal.dialects.literals import Literals, Tokens
 
 _BEFORE_TOOLS = """# Tools
@@ -34,6 +35,7 @@ class ChatML:
     """The dialect. `thinks`: whether the model writes thoughts."""
 
     name = "chatml"
+    form: Form = Objects(triggers=_TAGS[:1], lead=1, opening="<tool_call>\n", closing="\n</tool_call>", gap="\n")
 
     def __init__(self, tokenizer: Tokens | None = None, thinks: bool = False) -> None:
         """Without a tokenizer every tag is text. Raises ModelFault if the tokenizer has no text for a tag."""

@@ -13,6 +13,7 @@ import msgspec
 from zjournal import ask
 from zjournal.dialects import scan, tagged, values
 from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, function_value, pieces, to_json
+from zjournal.dialects.form import Form, Tagged
 from zjournal.dialects.literals import Literals, Tokens
 
 MARKER = "｜DSML｜"
@@ -108,6 +109,7 @@ class Dsml:
         opens = (f"<{m}{version.block}>", tags.head_begins)
         shape = scan.Shape(literals, self.reasoning, opens, closings, tags.layout)
         self._grammar = tagged.Grammar(tags, literals, shape)
+        self.form: Form = _form(m, version.block)
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """The functions, one JSON object a line, in the wording of the version."""
@@ -150,6 +152,26 @@ class Dsml:
     def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
+
+
+def _form(m: str, block: str) -> Tagged:
+    name = scan.NAME_CHARACTERS_MAX
+    return Tagged(
+        triggers=(f"<{MARKER}",),
+        lead=2,
+        opening=f"<{m}{block}>\n",
+        closing=f"\n</{m}{block}>",
+        gap="\n",
+        head=(f'<{m}invoke name="', '">\n'),
+        tail=f"</{m}invoke>",
+        parameter=f'<{m}parameter name="',
+        string='" string="true">',
+        other='" string="false">',
+        end=f"</{m}parameter>\n",
+        empty="\n",
+        name=rf'[^"\n]{{1,{name}}}',
+        key=rf'[^"\n]{{0,{name}}}',
+    )
 
 
 def _tags(literals: Literals, m: str, block: str) -> tagged.Tags:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from zjournal import ask
 from zjournal.dialects import scan, tagged, values
 from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, pieces, to_json, tool_value
+from zjournal.dialects.form import Form, Tagged
 from zjournal.dialects.literals import Literals, Tokens
 
 TAGS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -46,6 +47,7 @@ class Glm:
         self.literals: Mapping[str, tuple[int, ...]] = literals.ids
         shape = scan.Shape(literals, self.reasoning, TAGS[:1], (TAGS[1], *TAGS[2:]), n)
         self._grammar = tagged.Grammar(_tags(literals), literals, shape)
+        self.form: Form = _form(n)
 
     def instruct(self, tools: Sequence[ask.ToolSpec]) -> list[Piece]:
         """One JSON object per line between `<tools>` tags."""
@@ -80,6 +82,23 @@ class Glm:
     def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
+
+
+def _form(n: str) -> Tagged:
+    longest = scan.NAME_CHARACTERS_MAX
+    return Tagged(
+        triggers=TAGS[:1],
+        lead=len(n),
+        gap=n,
+        head=("<tool_call>", n),
+        tail="</tool_call>",
+        parameter="<arg_key>",
+        string=f"</arg_key>{n}<arg_value>",
+        other=f"</arg_key>{n}<arg_value>",
+        end=f"</arg_value>{n}",
+        name=rf"\S{{1,{longest}}}",
+        key=rf"(?s:.){{0,{longest}}}",
+    )
 
 
 def _tags(literals: Literals) -> tagged.Tags:

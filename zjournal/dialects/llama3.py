@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from zjournal import ask
 from zjournal.dialects import objects, scan
 from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, to_json, tool_value
+from zjournal.dialects.form import Form, Objects
 from zjournal.dialects.literals import Literals, Tokens
 
 TAG = "<|python_tag|>"
@@ -27,6 +28,7 @@ class Llama3:
     """The dialect."""
 
     name = "llama3"
+    form: Form = Objects(triggers=(TAG,), opening=TAG, closing="", gap="; ", arguments="parameters", bare=True)
     reasoning: Reasoning | None = None
 
     def __init__(self, tokenizer: Tokens) -> None:

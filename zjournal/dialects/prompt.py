@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
@@ -26,10 +26,12 @@ import msgspec
 from zjournal import ask
 from zjournal.checkpoint.template import Spelled, Template
 from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.dialects.base import Dialect, Piece, parse_json, pieces, tool_value
+from zjournal.dialects.base import Dialect, Piece, parse_json, tool_value
+from zjournal.dialects.turns import Kept, Turn, client_texts, turns_of
 from zjournal.errors import BadRequest, ContextTooLong
 
 OUTPUT_PATH = "response:"  # before the response's id: the path of a spliced output
+WRITTEN_PATH = "response["  # likewise: of an answer that is written anew from its items
 _MARKS = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # the private use areas of Unicode
 
 
@@ -47,16 +49,7 @@ class Prompt(msgspec.Struct, frozen=True):
     ids: list[int]
     spans: tuple[Span, ...]
     dropped: int = 0  # bytes of the text that have no token in the vocabulary, and so no place in `ids`
-
-
-class _Turn(msgspec.Struct, frozen=True):
-    """One message for the template. Calls and results are filled only where the template renders them itself."""
-
-    role: str
-    content: tuple[Piece, ...] = ()
-    output: ask.Output | None = None
-    calls: tuple[ask.Call, ...] = ()
-    call_id: str = ""
+    rewritten: tuple[str, ...] = ()  # responses that are not replayed, for the dialect keeps their thoughts no longer
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -69,18 +62,26 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def assemble(
-    request: ask.Ask, template: Template, tokenizer: Tokenizer, dialect: Dialect, limit: int | None = None
+    request: ask.Ask,
+    template: Template,
+    tokenizer: Tokenizer,
+    dialect: Dialect,
+    limit: int | None = None,
+    all_thoughts: bool = False,
 ) -> Prompt:
     """The prompt for `request`, whose items are the whole conversation, earlier outputs included.
 
+    Thoughts stay where the dialect keeps them, or with `all_thoughts` everywhere: an output with thoughts that do not
+    stay is written anew from its items.
     A prompt that is sure to have more than `limit` tokens is not encoded, which would take seconds and gigabytes
     for the largest bodies: ContextTooLong. One that turns out to be longer is returned, so its length can be told.
     Raises BadRequest if the template refuses the conversation, a text is not Unicode, the tools are malformed,
     or a client's text holds a control literal where the template leaves no trace of it.
     """
-    turns = _turns(request, template, dialect)
+    kept = Kept(request, dialect, all_thoughts)
+    turns = turns_of(request, template, dialect, kept)
     tools = request.tools if template.uses_tools else ()
-    texts = list(_client_texts(turns, tools))
+    texts = list(client_texts(turns, tools))
     everything = "".join(text for text, _ in texts)
     try:
         everything.encode()
@@ -98,98 +99,7 @@ def assemble(
         path = next((path for text, path in texts if tokenizer.control_pattern.search(text)), "")
         message = "the text would make a control token, for this model's template leaves no trace of it"
         raise BadRequest(message, param=path or None)
-    return _encode(runs, tokenizer, limit)
-
-
-# --- the conversation as messages ---------------------------------------------------------------------
-
-
-def _turns(request: ask.Ask, template: Template, dialect: Dialect) -> list[_Turn]:
-    """The messages, in order; tools go into the system message unless the template has a place for them."""
-    turns: list[_Turn] = []
-    if request.instructions is not None:
-        turns.append(_Turn("system", tuple(pieces((request.instructions,)))))
-    for _, group in groupby(_grouped(request.items), key=lambda pair: pair[0]):
-        items = [item for _, item in group]
-        turns += _native(items) if template.uses_tools else _written(items, dialect)
-    if not request.tools or template.uses_tools:
-        return turns
-    instructions = dialect.instruct(request.tools)
-    if turns and turns[0].role == "system":
-        before = turns.pop(0).content
-    else:
-        before = (Piece(template.default_system, trusted=True),)
-    gap = [Piece("\n\n", trusted=True)] if any(piece.text for piece in before) else []
-    return [_Turn("system", (*before, *gap, *instructions)), *turns]
-
-
-def _grouped(items: Sequence[ask.Item]) -> Iterator[tuple[int, ask.Item]]:
-    """Numbers the turns: calls join the assistant's message before them, results join each other."""
-    number = 0
-    before: ask.Item | None = None
-    for item in items:
-        said = isinstance(before, ask.Call) or (isinstance(before, ask.Message) and before.role == "assistant")
-        joins = said if isinstance(item, ask.Call) else isinstance(item, ask.Result) and isinstance(before, ask.Result)
-        number += not joins
-        before = item
-        yield number, item
-
-
-def _written(items: Sequence[ask.Item], dialect: Dialect) -> list[_Turn]:
-    """One turn, with calls and results spelled out by the dialect."""
-    first = items[0]
-    match first:
-        case ask.Output():
-            return [_Turn("assistant", output=first)]
-        case ask.Result():
-            return [_Turn("user", tuple(dialect.results([item for item in items if isinstance(item, ask.Result)])))]
-    content = pieces(first.parts) if isinstance(first, ask.Message) else []
-    calls = [item for item in items if isinstance(item, ask.Call)]
-    return [_Turn(_role(first), tuple(dialect.calls(content, calls) if calls else content))]
-
-
-def _native(items: Sequence[ask.Item]) -> list[_Turn]:
-    """One turn, or one for each result, for a template that knows calls and results."""
-    first = items[0]
-    match first:
-        case ask.Output():
-            return [_Turn("assistant", output=first)]
-        case ask.Result():
-            results = [item for item in items if isinstance(item, ask.Result)]
-            return [_Turn("tool", tuple(pieces(result.parts)), call_id=result.call_id) for result in results]
-    content = pieces(first.parts) if isinstance(first, ask.Message) else []
-    calls = tuple(item for item in items if isinstance(item, ask.Call))
-    return [_Turn(_role(first), tuple(content), calls=calls)]
-
-
-def _role(item: ask.Item) -> str:
-    if not isinstance(item, ask.Message):
-        return "assistant"
-    return "system" if item.role == "developer" else item.role
-
-
-def _client_texts(turns: Sequence[_Turn], tools: Sequence[ask.ToolSpec]) -> Iterator[tuple[str, str]]:
-    """Every text that a client wrote, with its path, in the order of the messages."""
-    for tool in tools:
-        yield from ((text, tool.path) for text in _strings(tool_value(tool)))
-    for turn in turns:
-        yield from ((piece.text, piece.path) for piece in turn.content if not piece.trusted)
-        yield turn.call_id, ""
-        for call in turn.calls:
-            yield from ((text, call.path) for text in (call.call_id, call.name, call.arguments))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings and keys in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
+    return _encode(_asked(runs, template), tokenizer, limit, kept.rewritten())
 
 
 def _is_unicode(text: str) -> bool:
@@ -204,7 +114,7 @@ _Mode = Literal["plain", "outer", "inner"]
 class _Draw:
     """Renders the same messages in several spellings: plain, and with marks outside or inside the texts' edges."""
 
-    def __init__(self, turns: Sequence[_Turn], tools: Sequence[ask.ToolSpec], template: Template, mark: str) -> None:
+    def __init__(self, turns: Sequence[Turn], tools: Sequence[ask.ToolSpec], template: Template, mark: str) -> None:
         self._turns = turns
         self._tools = tools
         self._template = template
@@ -223,10 +133,12 @@ class _Draw:
         tools = [self._spelled(tool_value(tool), tool.path) for tool in self._tools]
         return self._template.render(messages, tools or None), self._paths
 
-    def _message(self, turn: _Turn, spliced: Iterator[int]) -> dict[str, Any]:
+    def _message(self, turn: Turn, spliced: Iterator[int]) -> dict[str, Any]:
         if turn.output is not None:
             return {"role": turn.role, "content": f"{self._mark}={next(spliced)}{self._mark}"}
         message: dict[str, Any] = {"role": turn.role, "content": "".join(map(self._piece, turn.content))}
+        if turn.thoughts:
+            message["reasoning_content"] = "".join(map(self._piece, turn.thoughts))
         if turn.calls:
             message["tool_calls"] = [self._call(call) for call in turn.calls]
         if turn.call_id:
@@ -385,6 +297,8 @@ class _Ids:
     def flush(self) -> None:
         """Encodes the open piece. A token that overlaps a client's text counts to it, over two texts to the later."""
         texts, self._texts = self._texts, []
+        if not texts:
+            return
         piece = "".join(text for text, _ in texts)
         if self._limit is not None and len(self.ids) + len(piece) / self._tokenizer.longest > self._limit:
             raise ContextTooLong(
@@ -415,7 +329,16 @@ class _Ids:
         self.spans.append(Span(start, len(self.ids), path))
 
 
-def _encode(runs: Sequence[_Run], tokenizer: Tokenizer, limit: int | None) -> Prompt:
+def _asked(runs: list[_Run], template: Template) -> list[_Run]:
+    """The runs, with what the template wrote before each output as it was when the output was asked for."""
+    for index, run in enumerate(runs[1:], 1):
+        before = runs[index - 1]
+        if run.output is not None and before.kind == "template":
+            runs[index - 1] = _Run("template", template.answers.settle(before.text))
+    return runs
+
+
+def _encode(runs: Sequence[_Run], tokenizer: Tokenizer, limit: int | None, rewritten: tuple[str, ...]) -> Prompt:
     out = _Ids(tokenizer, limit)
     for run in runs:
         if run.output is not None:
@@ -430,7 +353,21 @@ def _encode(runs: Sequence[_Run], tokenizer: Tokenizer, limit: int | None) -> Pr
                 at = found.end()
             out.text(run.text[at:], None)
     out.flush()
-    return Prompt(out.ids, tuple(out.spans), out.dropped)
+    return Prompt(out.ids, tuple(out.spans), out.dropped, rewritten)
+
+
+def write(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int]:
+    """The ids of pieces: control literals of trusted ones become ids, other text is encoded as in a prompt."""
+    runs = [_Run("template" if piece.trusted else "client", piece.text, piece.path) for piece in pieces]
+    return _encode(runs, tokenizer, None, ()).ids
+
+
+def pack(ids: Sequence[int]) -> bytes:
+    """Ids as `ask.Output.tokens`."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _unpack(tokens: bytes) -> array[int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from zjournal import ask
 from zjournal.dialects import scan, tagged, values
 from zjournal.dialects.base import Parser, Piece, Reasoning, TextParser, listed, responses
+from zjournal.dialects.form import Form, Tagged
 from zjournal.dialects.literals import Literals, Tokens
 
 _TEXT_TAGS = ("<function=", "</function>", "<parameter=", "</parameter>")
@@ -47,11 +48,30 @@ Reminder:
 the user about function calls
 </IMPORTANT>"""
 
+_NAME = scan.NAME_CHARACTERS_MAX
+_FORM = Tagged(
+    triggers=("<tool_call>", "<function="),
+    lead=2,
+    gap="\n",
+    head=("<tool_call>\n<function=", ">\n"),
+    tail="</function>\n</tool_call>",
+    parameter="<parameter=",
+    string=">\n",
+    other=">\n",
+    end="\n</parameter>\n",
+    name=rf"[^<>\s]{{1,{_NAME}}}",
+    key=rf"[^<>\n]{{1,{_NAME}}}",
+    value_closing="</parameter>",
+    followed=("<parameter=", "</function>", "</tool_call>"),
+    loose=("<tool_call>\n", "\n</tool_call>"),
+)
+
 
 class QwenXml:
     """The dialect. `thinks`: whether the model writes thoughts."""
 
     name = "qwen-xml"
+    form: Form = _FORM
 
     def __init__(self, tokenizer: Tokens, thinks: bool = False) -> None:
         """Raises ModelFault if the tokenizer has no text for a tag."""

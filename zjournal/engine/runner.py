@@ -21,7 +21,7 @@ from zjournal.checkpoint.checkpoint import check_tensors, identify, open_checkpo
 from zjournal.engine.decoding import sampler
 from zjournal.engine.models import build
 from zjournal.engine.models.decoder import Batch, Decoder
-from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
+from zjournal.engine.sequence import BLOCK_TOKENS, Choice, Sampled, Slice
 from zjournal.errors import EngineFailed, EngineStartFault, Fault
 from zjournal.link import wire
 
@@ -45,6 +45,7 @@ class Runner:
         parts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._model = model
+        self._beside = ThreadPoolExecutor(1, "zj-masks")  # has no thread before it is used
         self._pages = _paged(model.new_pages(1), block_count)
         self.layout = model.layout
         self.block_bytes = self._pages[0].numel() * self._pages.element_size()
@@ -105,12 +106,21 @@ class Runner:
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
+        steered: dict[bool, list[Slice]] = {False: [], True: []}
+        for part in slices:
+            if part.steer is not None and part.sampling is not None:
+                steered[part.steer.computes].append(part)
+        beside = self._beside.submit(_choices, steered[True]) if steered[True] else None  # while the model is computed
+        choices = _choices(steered[False])
         rows = self.logits(slices).numpy()
+        if beside is not None:
+            choices |= beside.result()
         results: list[Sampled | Fault] = []
         at = 0
         for part in slices:
             if part.sampling is not None:
-                results.append(_sample(rows[at : at + part.drafts + 1], part, part.sampling))
+                found = rows[at : at + part.drafts + 1]
+                results.append(_sample(found, part, part.sampling, choices.get(part.request)))
                 at += part.drafts + 1
         assert at == len(rows), (at, len(rows))
         return results
@@ -126,6 +136,7 @@ class Runner:
 
     def close(self) -> None:
         """Ends the kernels' threads."""
+        self._beside.shutdown()
         self._model.close()
 
     def _clear(self, slices: list[Slice]) -> None:
@@ -186,27 +197,57 @@ def _limits(shape: described.Decoder, start: wire.Start) -> tuple[int, int]:
     return context, block_count
 
 
-def _sample(rows: np.ndarray, part: Slice, sampling: wire.Sampling) -> Sampled | Fault:
+def _choices(slices: list[Slice]) -> dict[str, Sequence[Choice] | Fault | None]:
+    """What the rows of each request may become; one for each draft that is legal, and one more."""
+    return {
+        part.request: part.steer.choices(part.tokens[len(part.tokens) - part.drafts :])
+        for part in slices
+        if part.steer is not None
+    }
+
+
+def _sample(
+    rows: np.ndarray, part: Slice, sampling: wire.Sampling, choices: Sequence[Choice] | Fault | None = None
+) -> Sampled | Fault:
     """The tokens that a slice's logits, fp32 [drafts + 1, vocab], give: one from each row while it is the next draft.
 
-    So the same tokens come as without drafts. A fault behind a right draft is left for the next step.
+    So the same tokens come as without drafts. A fault, or an end, behind a right draft is left for the next step.
     """
+    if isinstance(choices, Fault):
+        return choices
     drafts = part.tokens[len(part.tokens) - part.drafts :]
     ids = np.empty(0, dtype=np.uint32)
     if sampler.looks_back(sampling):
         ids = np.concatenate([np.array(part.ids, dtype=np.uint32), np.array(drafts, dtype=np.uint32)])
     tokens: list[int] = []
     logprobs: list[bytes] = []
+    end = ""
     for at, row in enumerate(rows):
         before = ids[: part.prompt + part.index + at]
-        token = sampler.choose(row, sampling, part.index + at, before, part.prompt, part.end_tokens)
+        choice = choices[at] if choices is not None else None
+        token = _chosen(row, part, sampling, part.index + at, before, choice)
         if token is None:
+            end = "fence" if choice is not None and sampler.has_best(row) else ""
             break
         tokens.append(token)
         if sampling.logprobs >= 0:
             logprobs.append(sampler.logprobs(row, token, sampling.logprobs))
         if at < len(drafts) and token != drafts[at]:
             break
+        if choices is not None and at + 1 == len(choices):
+            break  # behind an end: nothing is told of it
     if not tokens:
-        return EngineFailed("The model's logits are not numbers.")
+        return Sampled((), end=end) if end else EngineFailed("The model's logits are not numbers.")
     return Sampled(tuple(tokens), b"".join(logprobs))
+
+
+def _chosen(
+    row: np.ndarray, part: Slice, sampling: wire.Sampling, index: int, ids: np.ndarray, choice: Choice | None
+) -> int | None:
+    """The token of one row, fp32 [vocab]; None where there is none."""
+    if choice is None:
+        return sampler.choose(row, sampling, index, ids, part.prompt, part.end_tokens)
+    if choice.forced >= 0:
+        return choice.forced if sampler.has_best(row) else None
+    ends = () if choice.complete else part.end_tokens  # an answer that is complete cannot be any longer
+    return sampler.choose(row, sampling, index, ids, part.prompt, ends, choice.allowed, choice.banned)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
 from zjournal.engine.cache.residency import Copy, Residency, Ticket
-from zjournal.engine.sequence import Drafter, Sampled, Sequence, Slice
+from zjournal.engine.sequence import Drafter, Sampled, Sequence, Slice, Steer
 from zjournal.engine.shares import shares
 from zjournal.engine.waiting import WaitingRoom
 from zjournal.errors import ContextTooLong, Fault, Overloaded
@@ -107,6 +107,7 @@ class Scheduler:
         self._drafter = drafter
         self._rooms = {False: WaitingRoom(), True: WaitingRoom()}  # background?
         self._waiting: dict[str, Sequence] = {}
+        self._compiling: dict[str, Sequence] = {}  # of those: whose fence is not there yet; they are in no room
         self._running: dict[str, Sequence] = {}
         self._blocked: tuple[str, int] | None = None  # who found no room, and `releases` then
         self._arrivals = itertools.count()
@@ -124,13 +125,13 @@ class Scheduler:
 
     # --- messages ----------------------------------------------------------------------------------------
 
-    def submit(self, ask: wire.Generate, now_us: int) -> list[wire.FromEngine]:
+    def submit(self, ask: wire.Generate, now_us: int, steer: Steer | None = None) -> list[wire.FromEngine]:
         """Queues a request, or refuses at once one that can never run or finds the queue full."""
         assert ask.request not in self._waiting and ask.request not in self._running, ask.request
-        one = Sequence(ask, self._token_bytes, now_us)
+        one = Sequence(ask, self._token_bytes, now_us, steer)
         fault: Fault | None = None
         asked = f"{one.prompt} prompt tokens and up to {one.max_tokens} output tokens"
-        queued = sum(room.new for room in self._rooms.values())
+        queued = sum(room.new for room in self._rooms.values()) + len(self._compiling)
         if one.prompt + one.max_tokens > self._limits.context:
             fault = ContextTooLong(f"{asked} do not fit the context of {self._limits.context} tokens.")
         elif one.tokens_max > self._residency.capacity:
@@ -141,6 +142,17 @@ class Scheduler:
             return [_failed(ask.request, fault)]
         one.arrival = next(self._arrivals)
         self._waiting[one.request] = one
+        if steer is None or steer.ready:
+            return self._queue(one)
+        self._compiling[one.request] = one
+        return []
+
+    def _queue(self, one: Sequence) -> list[wire.FromEngine]:
+        """A request that waits goes to its room, or fails if what should steer it cannot."""
+        fault = one.steer.fault if one.steer is not None else None
+        if fault is not None:
+            del self._waiting[one.request]
+            return [_failed(one.request, fault)]
         self._rooms[one.background].push(one)
         return []
 
@@ -163,6 +175,9 @@ class Scheduler:
         """Decides the next step and takes the blocks it writes to. `apply` must follow before anything else."""
         plan = Plan()
         self._step += 1
+        for one in [one for one in self._compiling.values() if one.steer is None or one.steer.ready]:
+            del self._compiling[one.request]
+            plan.events += self._queue(one)
         crowded = self._make_room()
         decoding = [one for one in self._running.values() if one.pending == 1]
         budget = self._limits.prefill_tokens - len(decoding)
@@ -186,7 +201,8 @@ class Scheduler:
             if tokens := chunks.get(one.request):
                 self._read(plan, one, tokens)
         plan.events += self._residency.take_changes()
-        assert plan.slices or self.idle or self._residency.lent or self._restoring, "a step without work"
+        excused = self.idle or self._residency.lent or self._restoring or self._compiling
+        assert plan.slices or excused, "a step without work"
         return plan
 
     def apply(
@@ -213,6 +229,11 @@ class Scheduler:
             self._residency.file(one.ticket, one.ids, one.computed)
             self._back_up(one)
             return []
+        if result.end:
+            assert not result.tokens
+            self._counts.recomputed += one.advance(len(one.ids) - 1 - one.computed)
+            self._residency.file(one.ticket, one.ids, one.computed)
+            return self._end(one, result.end, now_us)
         guesses = part.tokens[len(part.tokens) - part.drafts :]
         right = len(result.tokens) - 1
         assert 0 <= right <= part.drafts and tuple(guesses[:right]) == result.tokens[:-1], (
@@ -225,6 +246,13 @@ class Scheduler:
             if reason is not None:
                 break
         told = one.output - position
+        looped: list[wire.Looped] = []
+        if one.steer is not None:
+            try:
+                looped = one.steer.advance(result.tokens[:told])
+            except Fault as fault:
+                return self._fail(one, fault)
+            reason = reason or one.steer.reason or None
         self._counts.recomputed += one.advance(len(one.ids) - 1 - one.computed)  # the last one was never fed back
         if self._drafter is not None and part.drafts:
             self._counts.drafted += part.drafts
@@ -237,7 +265,7 @@ class Scheduler:
         if logprobs and told < len(result.tokens):
             logprobs = b"".join(wire.cut_logprobs(logprobs, len(result.tokens))[:told])
         tokens = wire.Tokens(one.request, position, wire.pack_ids(result.tokens[:told]), logprobs)
-        return [tokens, *(self._end(one, reason, now_us) if reason is not None else ())]
+        return [*looped, tokens, *(self._end(one, reason, now_us) if reason is not None else ())]
 
     # --- a step's slices ---------------------------------------------------------------------------------
 
@@ -431,7 +459,9 @@ class Scheduler:
 
     def _leave(self, one: Sequence, *, terminal: bool) -> None:
         room = self._rooms[one.background]
-        if one.ticket is None:
+        if self._compiling.pop(one.request, None) is not None:
+            del self._waiting[one.request]
+        elif one.ticket is None:
             del self._waiting[one.request]
             room.remove(one)
         else:
@@ -474,8 +504,9 @@ class Scheduler:
     def audit(self) -> Iterator[None]:
         """Asserts every invariant of requests, graph and pool; pauses now and then, in which nothing may change."""
         assert len(self._running) <= self._limits.max_running
-        assert sum(room.new for room in self._rooms.values()) <= self._limits.queue_max
-        assert sum(map(len, self._rooms.values())) == len(self._waiting)
+        assert sum(room.new for room in self._rooms.values()) + len(self._compiling) <= self._limits.queue_max
+        assert self._compiling.keys() <= self._waiting.keys()
+        assert sum(map(len, self._rooms.values())) == len(self._waiting) - len(self._compiling)
         assert self._waiting.keys().isdisjoint(self._running)
         for background, room in self._rooms.items():
             room.check()

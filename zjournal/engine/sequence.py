@@ -18,9 +18,12 @@ from zjournal.engine.cache.residency import Ticket
 from zjournal.link import wire
 
 if TYPE_CHECKING:  # numpy, which an engine without snapshots does not need for this
-    from zjournal.engine.cache.restore import Restore
+    import numpy as np
 
-__all__ = ["BLOCK_TOKENS", "Drafter", "Sampled", "Sequence", "Slice"]
+    from zjournal.engine.cache.restore import Restore
+    from zjournal.errors import Fault
+
+__all__ = ["BLOCK_TOKENS", "Choice", "Drafter", "Sampled", "Sequence", "Slice", "Steer"]
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -30,7 +33,7 @@ class Slice(msgspec.Struct, frozen=True):
     output token `index` (0 is the first); without, only KV is wanted. The last `drafts` tokens are guesses: what the
     logits before each of them give is compared with it, and the first that differs ends the slice. `ids` are all
     tokens of the request up to here, guesses excluded, the first `prompt` of them its prompt. The runner keeps no list.
-    `end_tokens` are those that `sampling.min_tokens` holds back.
+    `end_tokens` are those that `sampling.min_tokens` holds back. `steer` says what each row of logits may become.
     """
 
     request: str
@@ -43,13 +46,74 @@ class Slice(msgspec.Struct, frozen=True):
     ids: collections.abc.Sequence[int] = ()
     prompt: int = 0
     end_tokens: frozenset[int] = frozenset()
+    steer: Steer | None = None
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What a slice brought: the drafts that proved right, then one token more. `logprobs` as in wire.Tokens."""
+    """What a slice brought: the drafts that proved right, then one token more. `logprobs` as in wire.Tokens.
+
+    `end`: no token may come any more, so the request ends, and there are none; the reason of wire.Finished.
+    """
 
     tokens: tuple[int, ...]
     logprobs: bytes = b""
+    end: str = ""
+
+
+class Choice(Protocol):
+    """What one row of logits may become (see decoding.steering)."""
+
+    @property
+    def allowed(self) -> np.ndarray | None:
+        """The tokens that may come, a bit for each, uint32; None: all."""
+        ...
+
+    @property
+    def banned(self) -> collections.abc.Collection[int]:
+        """Of these, the tokens that may not."""
+        ...
+
+    @property
+    def forced(self) -> int:
+        """The one that comes, whatever the logits say; -1: none is."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but an end token may come, so that min_tokens no longer counts."""
+        ...
+
+
+class Steer(Protocol):
+    """What may come next in one answer (see decoding.steering). Rebuilt by `advance` alone."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can say so already; until then the request waits."""
+        ...
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why it never will, if it is ready."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why the answer has to end with the last token; "" while it may go on."""
+        ...
+
+    def advance(self, tokens: collections.abc.Sequence[int]) -> list[wire.Looped]:
+        """Takes tokens that were chosen. Raises a Fault."""
+        ...
+
+    @property
+    def computes(self) -> bool:
+        """Whether `choices` takes longer than to hand it to another thread."""
+        ...
+
+    def choices(self, drafts: collections.abc.Sequence[int]) -> collections.abc.Sequence[Choice] | Fault | None:
+        """What the next row of logits may become, and the one behind each draft that may come; None: anything."""
+        ...
 
 
 class Drafter(Protocol):
@@ -73,7 +137,9 @@ class Drafter(Protocol):
 class Sequence:
     """One Generate from arrival to end. Times are microseconds of the caller's clock."""
 
-    def __init__(self, ask: wire.Generate, token_bytes: Callable[[int], bytes], now_us: int) -> None:
+    def __init__(
+        self, ask: wire.Generate, token_bytes: Callable[[int], bytes], now_us: int, steer: Steer | None = None
+    ) -> None:
         self.request = ask.request
         self.session = ask.session or "\0" + ask.request
         self.background = ask.background  # it yields, until it has yielded too often
@@ -92,6 +158,7 @@ class Sequence:
         self.rank = -1  # its place among all that were admitted, which it keeps when it is preempted; -1: not yet
         self.passes = 0  # times that it yielded, as a background request
         self.served_step = 0  # the last step that computed some of its prompt
+        self.steer = steer
         self._end_tokens = frozenset(ask.end_tokens)
         self._token_bytes = token_bytes
         self._stop = StopMatcher(ask.stop) if ask.stop else None
@@ -163,6 +230,7 @@ class Sequence:
             ids=self.ids,
             prompt=self.prompt,
             end_tokens=self._end_tokens,
+            steer=self.steer,
         )
 
     def advance(self, tokens: int) -> int:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.models.scripted import ScriptedRunner
@@ -30,8 +32,11 @@ from zjournal.errors import ConfigFault, EngineStartFault, Fault, SnapshotFault
 from zjournal.link import logs, wire
 
 if TYPE_CHECKING:
+    from zjournal.checkpoint.tokenizer import Tokenizer
     from zjournal.engine.cache.residency import Residency
     from zjournal.engine.cache.snapshots import Snapshots
+    from zjournal.engine.decoding.steering import Fences
+    from zjournal.engine.decoding.vocabulary import Vocabulary
 
 READ_BYTES = 1 << 18
 GAUGES_EVERY_US = 500_000
@@ -113,7 +118,16 @@ class Link:
 class Worker:
     """The loop: messages in, a step, messages out. `clock` gives microseconds, from any start."""
 
-    def __init__(self, link: Link, runner: AnyRunner, scheduler: Scheduler, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        runner: AnyRunner,
+        scheduler: Scheduler,
+        clock: Callable[[], int],
+        fences: Fences | None = None,
+    ) -> None:
+        """Without `fences` whatever a request's fence and guard say is ignored, as a script does."""
+        self._fences = fences
         self._link = link
         self._runner = runner
         self._scheduler = scheduler
@@ -148,7 +162,10 @@ class Worker:
             messages = self._link.receive(self._patience_ms())
 
     def _settle(self) -> None:
-        """Takes in what the disk has done."""
+        """Takes in what the disk has done, and the thread that compiles fences: the next step begins what waited."""
+        if self._fences is not None and self._fences.settle():
+            self._audit, self._audited = None, False
+            self._gauges_stale = True
         if self._snapshots is not None and self._snapshots.settle():
             self._audit, self._audited = None, False
             self._gauges_stale = True
@@ -174,7 +191,8 @@ class Worker:
         now_us = self._clock()
         match message:
             case wire.Generate():
-                self._send(self._scheduler.submit(message, now_us))
+                steer = self._fences.open(message) if self._fences is not None else None
+                self._send(self._scheduler.submit(message, now_us, steer))
             case wire.Cancel():
                 self._send(self._scheduler.cancel(message.request, now_us))
             case wire.Forget():
@@ -235,7 +253,10 @@ class Worker:
     def _tell_gauges(self) -> None:
         now_us = self._clock()
         if self._gauges_stale and now_us >= self._gauges_due_us:
-            self._link.send([self._scheduler.gauges()])
+            gauges = self._scheduler.gauges()
+            if self._fences is not None:
+                gauges = msgspec.structs.replace(gauges, **self._fences.gauges())
+            self._link.send([gauges])
             # Every kept block is an object, and looking through them all takes 150 ms at 10,000 states: the collector
             # looks at what is new, and what it leaves it never looks at again.
             gc.collect()
@@ -285,8 +306,8 @@ class Worker:
         )
 
 
-def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunner, Callable[[int], bytes], Limits]:
-    """Loads what `start` names: the runner, the tokens' bytes, the scheduler's limits. Raises a Fault."""
+def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunner, Tokenizer, Limits]:
+    """Loads what `start` names: the runner, the tokenizer, the scheduler's limits. Raises a Fault."""
     if start.prefill_tokens < start.max_running + BLOCK_TOKENS:
         raise ConfigFault(
             f"A step of {start.prefill_tokens} tokens is too small for {start.max_running} running requests; "
@@ -298,12 +319,12 @@ def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunne
     runner: AnyRunner
     if start.scripted:
         runner = scripted = ScriptedRunner.load(start, progress)
-        token_bytes = scripted.tokenizer.token_bytes
+        tokenizer = scripted.tokenizer
     else:
         from zjournal.engine.runner import Runner  # torch: seconds, and nothing that a scripted engine needs
 
         runner = Runner.load(start, progress)
-        token_bytes = open_checkpoint(start.tokenizer or start.model).tokenizer().token_bytes
+        tokenizer = open_checkpoint(start.tokenizer or start.model).tokenizer()
     limits = Limits(
         context=runner.context,
         max_running=start.max_running,
@@ -311,7 +332,7 @@ def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunne
         queue_max=start.queue_max,
         drafts_max=start.speculation,
     )
-    return runner, token_bytes, limits
+    return runner, tokenizer, limits
 
 
 def drafter(drafts_max: int) -> Drafter | None:
@@ -321,6 +342,25 @@ def drafter(drafts_max: int) -> Drafter | None:
     from zjournal.engine.decoding.speculation import PromptLookup  # numpy, which a scripted engine may do without
 
     return PromptLookup(drafts_max)
+
+
+def fences(start: wire.Start, runner: AnyRunner, tokenizer: Tokenizer, link: Link) -> Fences | None:
+    """The fences of this engine; None for a script, which says what it says."""
+    if start.scripted:
+        return None
+    from zjournal.engine.decoding.steering import Fences  # numpy
+
+    def vocabulary() -> Vocabulary:
+        from zjournal.engine.decoding.vocabulary import Vocabulary  # the grammar library
+
+        known = range(min(tokenizer.vocab_size, runner.vocab_size))
+        control = [token for token in tokenizer.control.values() if token in known]
+        tokens = [tokenizer.token_bytes(token) for token in known]
+        return Vocabulary(tokens, control, runner.vocab_size, tokenizer.encode_unkept)
+
+    made = Fences(vocabulary)
+    link.watch(made.fileno())
+    return made
 
 
 def clock_us() -> int:
@@ -364,12 +404,13 @@ def serve(link: Link) -> int:
     logs.configure(start.log_level, start.log_format)
     begun = time.monotonic()
     try:
-        runner, token_bytes, limits = load(start, lambda part: link.send([wire.Loading(part)]))
+        runner, tokenizer, limits = load(start, lambda part: link.send([wire.Loading(part)]))
     except Fault as fault:
         log.error("the model cannot be loaded: %s", fault.message)
         link.send([wire.Broken(fault.code, fault.message)])
         return EngineStartFault.exit_code
-    parts = (limits, runner.block_count, token_bytes, drafter(limits.drafts_max))
+    parts = (limits, runner.block_count, tokenizer.token_bytes, drafter(limits.drafts_max))
+    fencing = fences(start, runner, tokenizer, link)
     off: list[wire.FromEngine] = []
     try:
         scheduler = Scheduler(*parts, snapshots(start, runner, link))
@@ -390,8 +431,12 @@ def serve(link: Link) -> int:
     link.send([ready, *off])
     log.info("ready in %.2f s: %s, %d blocks", time.monotonic() - begun, runner.kernels, runner.block_count)
     try:
-        Worker(link, runner, scheduler, clock_us).run(early)
+        if fencing is not None:
+            fencing.warm()  # behind Ready: the start does not wait for it, and neither does the first fence
+        Worker(link, runner, scheduler, clock_us, fencing).run(early)
     finally:
+        if fencing is not None:
+            fencing.close()
         if scheduler.snapshots is not None:
             scheduler.snapshots.close()
     return 0

@@ -77,6 +77,7 @@ class EngineStarted(Event, frozen=True, kw_only=True, tag="engine_started.1"):
     vocabulary: bytes = b""  # content: the bytes of each token id, packed
     template: bytes = b""  # content: the chat template
     parts: tuple[tuple[str, str], ...] = ()  # of the fingerprint: each by its name, and a short digest or a word
+    unstable: tuple[str, ...] = ()  # probes whose prompt was not the beginning of the next one, and where they parted
 
 
 class EngineStopped(Event, frozen=True, kw_only=True, tag="engine_stopped.1"):
@@ -228,6 +229,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     By: submit.
     When: it is decoded, placed, rendered and within the limits.
     Promise: durable before the engine hears of the request. Refused requests leave no fact. No credential is in it.
+    Payload: what `loosened` counts, a line each, as UTF-8.
     """
 
     response: str
@@ -243,7 +245,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     record: bytes  # content: the body, the prompt's tokens and where they came from, packed
     client: bytes = b""  # content: the headers that say who asks; empty if there were none
     history: bytes = b""  # rolling digest of all items up to here, to find a parent by content
-    dialect: str
+    dialect: str  # which the answer is read in
     encoder: int  # version of the protocol encoder that tells this response
     temperature: float
     top_p: float
@@ -251,6 +253,12 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     seed: int  # the client's, or drawn
     max_tokens: int
     stop: int = 0  # number of stop strings; the strings are in the raw body
+    tools: int = 0  # number of tools whose calls were looked for in the answer; they are in the raw body
+    reasoning_replay: str = "auto"  # the setting, by which thoughts of earlier answers are in the prompt or not
+    restored: int = 0  # answers of ours in the prompt with thoughts that the client left out
+    rewritten: int = 0  # answers that are not in it as sampled, for the dialect keeps their thoughts no longer
+    forks: tuple[tuple[str, str], ...] = ()  # answers that the client sent back changed: response, and what of it
+    begun: str = ""  # what the prompt had already said of the answer: tags of thoughts, and white space
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -259,6 +267,9 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     min_tokens: int = 0  # before an end token may come
     logprobs: int = -1  # alternatives recorded beside each token; -1: no logprobs at all
     salt: str = ""  # HMAC of the client's `cache_salt`, which narrows the namespace; empty if there was none
+    guard: tuple[int, ...] = ()  # limits of the guard, in the order of loops.LIMITS; empty: it was off
+    fence: bytes = b""  # of what the answer may be, as derived from the body: digest by the turn's secret; empty: free
+    loosened: int = 0  # keywords of the client's schemas that the fence leaves out: results are checked afterwards
     item_secret: bytes = b""  # of an imported turn: ids of its output items are derived from it, as in its own journal
 
 
@@ -501,13 +512,31 @@ class ToolCalled(Event, frozen=True, kw_only=True, tag="tool_called.1"):
 
     By: API process.
     When: the dialect has parsed it.
-    Promise: durable before the client is told that the call is complete.
-    Later: with the tool dialects.
+    Promise: durable before the client is told that the call is complete; a call without it is told as cut, ever after.
+    Payload: what was wrong with its form, or by its schema where the fence leaves something out, as UTF-8; empty if
+    nothing was.
     """
 
     response: str
     call: bytes  # key of its call id, as in `tool_result_seen`
-    index: int  # of the output item
+    index: int  # among the calls of the answer, from 0
+
+
+class LoopMet(Event, frozen=True, kw_only=True, tag="loop_met.1"):
+    """The answer said the same again and again, and the guard did something about it.
+
+    By: engine.
+    When: at once, one for each thing that was done; the tokens around it may be written after it.
+    Promise: the answer holds what it tells of, and what was done depends on the answer and the limits alone.
+    """
+
+    response: str
+    kind: str  # token (one in a row), pattern (several in a row), restart (of the thoughts, with the same first words)
+    action: str  # excluded (the token that would go on with it), closed (the thoughts), ended (the answer)
+    at: int  # output token that the action decided on; of ended: the number of tokens
+    begin: int  # output token that the loop began with
+    period: int  # tokens of what comes again
+    times: int  # that it had come
 
 
 class ResponseFinished(Event, frozen=True, kw_only=True, tag="response_finished.1"):
@@ -516,10 +545,11 @@ class ResponseFinished(Event, frozen=True, kw_only=True, tag="response_finished.
     By: engine; submit, for a client that left before the engine heard of it.
     When: after its last token.
     Promise: durable before the client is told the end. The first end of a response counts.
+    Payload: what is wrong with the text by the schema of its format, where the fence leaves something out, as UTF-8.
     """
 
     response: str
-    reason: str  # `stop`, `stop_string`, `length`, `cancelled`
+    reason: str  # `stop`, `stop_string`, `length`, `loop` (the guard), `fence` (it left no token), `cancelled`
     output: int  # tokens
     history: bytes = b""  # rolling digest after the output, by which a resent history finds this turn
     queue_us: int
@@ -597,6 +627,7 @@ AnyEvent = (
     | SnapshotUnpinned
     | TokensSampled
     | ToolCalled
+    | LoopMet
     | ResponseFinished
     | ResponseFailed
     | ResponseDeleted

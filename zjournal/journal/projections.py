@@ -34,6 +34,7 @@ from zjournal.journal.events import (
     EngineImported,
     EngineStarted,
     EngineStopped,
+    LoopMet,
     PayloadErased,
     PromptRendered,
     Recorded,
@@ -62,7 +63,14 @@ Effect = tuple[str, tuple[Any, ...]]
 
 RUNNING, COMPLETED, INCOMPLETE = "running", "completed", "incomplete"
 CANCELLED, FAILED, DELETED = "cancelled", "failed", "deleted"
-_STATUS_OF_REASON = {"stop": COMPLETED, "stop_string": COMPLETED, "length": INCOMPLETE, "cancelled": CANCELLED}
+_STATUS_OF_REASON = {
+    "stop": COMPLETED,
+    "stop_string": COMPLETED,
+    "length": INCOMPLETE,
+    "loop": INCOMPLETE,
+    "fence": INCOMPLETE,
+    "cancelled": CANCELLED,
+}
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +260,7 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             pass
         case EngineImported() | SessionImported() | SessionReplayed() | ReplayCompared():
             pass  # what they brought tells itself
-        case EngineStarted() | EngineStopped() | EngineCrashed() | ToolCalled() | ToolResultSeen():
+        case EngineStarted() | EngineStopped() | EngineCrashed() | ToolCalled() | ToolResultSeen() | LoopMet():
             pass
         case _:
             assert_never(event)

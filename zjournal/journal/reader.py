@@ -296,6 +296,10 @@ class Reader:
         """The turn of this response id, whatever its tenant and status."""
         return self._one_turn(BY_RESPONSE, response, response)
 
+    def turn_beginning(self, beginning: str) -> Turn | None:
+        """The turn whose response id begins with these 25 characters, as in the index of responses."""
+        return self._one_turn("substr(response, 1, 25) = ?", beginning)
+
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""
         found: list[Turn] = []

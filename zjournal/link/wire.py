@@ -93,6 +93,18 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True):
     banned: tuple[int, ...] = ()
 
 
+class Guard(msgspec.Struct, frozen=True, array_like=True):
+    """When an answer counts as a loop, in tokens; see loops.LIMITS for the meaning and the defaults of each."""
+
+    run: int
+    period: int
+    repeats: int
+    tokens: int
+    restarts: int
+    exclusions: int
+    values: int
+
+
 class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_only=True):
     """Continue `tokens`. `namespace` partitions the cache; `stop` are stop strings as UTF-8 bytes.
 
@@ -109,6 +121,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_on
     end_tokens: tuple[int, ...] = ()
     stop: tuple[bytes, ...] = ()
     fence: Fence | None = None
+    guard: Guard | None = None  # None: no loop is looked for
 
 
 class Cancel(msgspec.Struct, frozen=True, tag_field="t", tag="cancel"):
@@ -273,6 +286,22 @@ class Tokens(msgspec.Struct, frozen=True, tag_field="t", tag="tokens"):
     logprobs: bytes = b""
 
 
+class Looped(msgspec.Struct, frozen=True, tag_field="t", tag="looped", kw_only=True):
+    """The guard met a loop in a request's answer and did something about it.
+
+    `kind`: token, pattern, restart. `action`: excluded, closed, ended. Output token `at` was the first that the action
+    had a say in; the loop began with output token `begin`, and what is `period` tokens long had come `times` times.
+    """
+
+    request: str
+    kind: str
+    action: str
+    at: int
+    begin: int
+    period: int
+    times: int
+
+
 class CacheChanged(msgspec.Struct, frozen=True, tag_field="t", tag="cache_changed"):
     """A terminal state became resident (`admit`) or was given up (`evict`). Wants Committed(fact)."""
 
@@ -377,7 +406,10 @@ class Reconciled(msgspec.Struct, frozen=True, tag_field="t", tag="reconciled", k
 
 
 class Finished(msgspec.Struct, frozen=True, tag_field="t", tag="finished", kw_only=True):
-    """The request ended well. `reason`: stop (end token), stop_string, length, cancelled. Times in microseconds."""
+    """The request ended well. `reason`: stop (end token), stop_string, length, cancelled, loop or fence.
+
+    Times in microseconds.
+    """
 
     request: str
     reason: str
@@ -408,6 +440,12 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     recomputed: int = 0  # tokens that were computed again after a preemption
     drafted: int = 0  # tokens that were guessed, and of those the ones that proved right
     accepted: int = 0
+    # Of the fences:
+    fenced: int = 0  # requests that had one
+    fences_compiled: int = 0
+    fence_compile_us: int = 0
+    fence_masks: int = 0  # steps of one request for which what it may say was computed
+    fence_mask_us: int = 0
     # Of the snapshots:
     snapshot_bytes: int = 0  # of all files in the folder
     snapshot_chunks: int = 0
@@ -423,6 +461,7 @@ FromEngine = (
     | Broken
     | Matched
     | Tokens
+    | Looped
     | CacheChanged
     | BackedUp
     | Restored

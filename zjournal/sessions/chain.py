@@ -2,8 +2,8 @@
 
 A turn's parent is `previous_response_id`, else the turn whose history (items and output, or where the client changed
 that output the items alone) is the longest prefix of the items that the client resent. Either way, what this server
-said earlier is replayed as the tokens it sampled, found by response id or by the digest of what the client saw; where
-a client changed a text, no digest matches and the client's value stands.
+said earlier is replayed as the tokens it sampled, found by response id, by the digest of what the client saw, or by the
+ids of its calls; arguments that are equal as JSON are equal. Where a client changed a value, the client's stands.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from contextlib import contextmanager
 import msgspec
 
 from zjournal import ask, errors
-from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.dialects.base import Dialect
-from zjournal.journal import events
-from zjournal.journal.projections import Turn
+from zjournal.journal.projections import COMPLETED, DELETED, FAILED, INCOMPLETE, RUNNING, Turn
 from zjournal.journal.reader import Reader
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
-from zjournal.sessions import follow, identity
+from zjournal.sessions import identity
+from zjournal.sessions.items import Unit, change, digests, items_of, thoughts_of, units
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.memory import Memory
+from zjournal.sessions.reading import Answers, Decoders, Model, Models
 from zjournal.sessions.records import Records
 
 CACHED_BYTES_MAX = 16 << 20  # of texts and token ids of recent turns, about
@@ -35,7 +34,17 @@ OPENINGS_BYTES_MAX = 1 << 20
 OPENINGS_MAX = 1_024
 OPENING_BYTES = 200  # of a remembered one, about
 
-Decoders = Mapping[str, Callable[[bytes], Sequence[ask.Item]]]  # protocol to what reads the items of a body
+
+class Replayed(msgspec.Struct, frozen=True):
+    """How the answers of ours in a resent history are replayed.
+
+    `restored`: so many with thoughts that the client left out. `forks`: responses whose answers the client changed
+    since they were told, and what of it; it stands as the client has it. `apart`: responses that are no ancestors.
+    """
+
+    restored: int = 0
+    forks: tuple[tuple[str, str], ...] = ()
+    apart: frozenset[str] = frozenset()
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +58,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     history: bytes  # rolling digest after all items
     base: bytes = b""  # digest of the record that this one's repeats most of, as far as is known
     openings: tuple[str, ...] = ()  # names for how the conversation begins
+    replayed: Replayed = Replayed()
 
     def outputs(self) -> Callable[[str], Sequence[int]]:
-        """What gives the ids of an earlier output among the items; none if it is not there."""
-        found = {item.response: item.tokens for item in self.items if isinstance(item, ask.Output)}
+        """What gives the ids of an ancestor's output among the items; none if it is not there.
+
+        Those of others may be deleted while this turn lives, so its record has to hold them itself.
+        """
+        outputs = (item for item in self.items if isinstance(item, ask.Output))
+        found = {item.response: item.tokens for item in outputs if item.response not in self.replayed.apart}
         return lambda response: wire.unpack_ids(found.get(response, b""))
 
 
@@ -62,6 +76,34 @@ class _Known(msgspec.Struct, frozen=True):
     previous: str
     output: tuple[ask.Item, ...]
 
+    @property
+    def whole(self) -> ask.Output:
+        """The answer as one output, be it one that can be replayed or not."""
+        if len(self.output) == 1 and isinstance(self.output[0], ask.Output):
+            return self.output[0]
+        thoughts = "".join(item.text for item in self.output if isinstance(item, ask.Thought))
+        seen = tuple(item for item in self.output if isinstance(item, ask.Message | ask.Call))
+        return ask.Output("", seen, b"", thoughts)
+
+
+class _Ours(msgspec.Struct, frozen=True):
+    """The turns whose answers stand in a resent history, by the unit. `known`: those that are equal by their digest."""
+
+    turns: dict[int, Turn]
+    known: frozenset[int]
+    apart: frozenset[str]  # as in Replayed
+
+
+class _Resent(msgspec.Struct, frozen=True):
+    """What was found in a resent history."""
+
+    items: tuple[ask.Item, ...]  # with our answers as outputs
+    replayed: Replayed
+    parent: Turn | None  # whose answer or, where that was changed, whose request is the longest beginning of it
+    known: int  # how many items that beginning has
+    alike: Turn | None  # whose request is the longest beginning, be it the same one sent again
+    history: bytes  # rolling digest of all of it
+
 
 def _size(items: Sequence[ask.Item]) -> int:
     """About how many bytes it takes to remember these."""
@@ -69,7 +111,7 @@ def _size(items: Sequence[ask.Item]) -> int:
     for item in items:
         match item:
             case ask.Output():
-                size += len(item.tokens) + _size(item.items)
+                size += len(item.tokens) + len(item.thoughts) + _size(item.items)
             case ask.Call():
                 size += len(item.arguments)
             case _:
@@ -95,21 +137,20 @@ class Chains:
         secret: bytes,
         makers: Makers,
         vocabulary: bytes,
-        tokenizer: Tokenizer,
-        dialect: Dialect,
-        end_tokens: frozenset[int],
+        model: Model,
         decoders: Decoders,
+        restores: bool = True,
     ) -> None:
-        """`secret` is the journal's, for digests that nobody can guess back; `vocabulary` the digest of today's."""
+        """`secret` is the journal's, for digests that nobody can guess back. `vocabulary`: digest of that of `model`.
+
+        `restores`: whether thoughts that a client left out of its history are put back.
+        """
         self._journal = journal
         self._secret = secret
-        self._makers = makers
         self._records = Records(journal, makers)
-        self._vocabulary = vocabulary
-        self._tokenizer = tokenizer
-        self._dialect = dialect
-        self._end_tokens = end_tokens
+        self._answers = Answers(journal, self._records, Models(makers, model, vocabulary), decoders)
         self._decoders = decoders
+        self._restores = restores
         self._known: Memory[_Known] = Memory(CACHED_BYTES_MAX // 2)
         self._items: Memory[tuple[ask.Item, ...]] = Memory(CACHED_BYTES_MAX // 2)
         self._openings: Memory[bytes] = Memory(OPENINGS_BYTES_MAX, OPENINGS_MAX)
@@ -124,11 +165,13 @@ class Chains:
         parent: Turn | None
         alike: Turn | None = None
         if request.previous is not None:
-            items, parent = self._continued(request, request.previous, tenant)
+            items, replayed, parent = self._continued(request, request.previous, start, tenant)
             new = request.items
+            history = digests(units(new), parent.history)[-1] if parent.history else digests(units(items), start)[-1]
         else:
-            items, parent, known, alike = self._recognise(request.items, start, tenant)
-            new = request.items[known:]
+            resent = self._recognise(request.items, start, tenant)
+            items, replayed, parent, alike = resent.items, resent.replayed, resent.parent, resent.alike
+            new, history = request.items[resent.known :], resent.history
         named = self._journal.find_session(tenant, key) if key else None
         session = named.session if named else parent.session if parent and not key else ""
         openings = tuple(f"{tenant} {identity.history_step(start, item).hex()}" for item in items[:OPENING_ITEMS])
@@ -138,9 +181,10 @@ class Chains:
             parent=parent.response if parent else "",
             items=items,
             new=new,
-            history=identity.history(start, items),
+            history=history,
             base=self._base(alike or parent, session, openings),
             openings=openings,
+            replayed=replayed,
         )
 
     def accepted(self, place: Place, record: bytes) -> None:
@@ -167,13 +211,20 @@ class Chains:
             return self._records.accepted(turn).record
         return next((found for opening in openings[::-1] if (found := self._openings.get(opening))), b"")
 
-    def _continued(self, request: ask.Ask, previous: str, tenant: str) -> tuple[tuple[ask.Item, ...], Turn]:
+    def _continued(
+        self, request: ask.Ask, previous: str, start: bytes, tenant: str
+    ) -> tuple[tuple[ask.Item, ...], Replayed, Turn]:
         """The items of a request that continues a response by its id, and that response's turn."""
-        earlier: list[ask.Item] = []
         turns = self._ancestors(previous, tenant)
-        for turn in turns:
+        first = self._items_of(turns[0])  # they may be resent history, which is replayed as it was then
+        parent = self._journal.turn(turns[0].parent) if turns[0].parent else None
+        found = units(first)
+        ours = self._ours(found, _boundaries(found, digests(found, start)), parent, tenant)
+        first, replayed = self._spliced(first, found, ours, len(found))
+        earlier = [*first, *self._turn(turns[0]).output]
+        for turn in turns[1:]:
             earlier += self._items_of(turn) + self._turn(turn).output
-        return (*earlier, *request.items), turns[-1]  # as it was found: if it goes meanwhile, the commit says so
+        return (*earlier, *request.items), replayed, turns[-1]  # as found: if it goes meanwhile, the commit says so
 
     def _ancestors(self, response: str, tenant: str) -> list[Turn]:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
@@ -209,7 +260,7 @@ class Chains:
         items = self._items.get(turn.response)
         if items is None:
             with self._erasure_told(turn):
-                items = tuple(self._decoders[turn.protocol](self._records.body(turn)))
+                items = self._decoders[turn.protocol](self._records.body(turn)).items
             self._items.put(turn.response, items, _size(items))
         return items
 
@@ -225,66 +276,116 @@ class Chains:
             raise
 
     def _read(self, turn: Turn) -> _Known:
-        records = self._journal.read_response(turn.response)
-        accepted = records[0].event
-        assert isinstance(accepted, events.RequestAccepted), accepted
-        tail = follow.recorded_tail(records)
-        ids = tail.ids
-        stop = stop_strings(self._records.body(turn)) if accepted.stop else ()
-        maker = self._makers.of(turn)
-        earlier = None if maker is None or maker.vocabulary == self._vocabulary else self._makers.vocabulary(maker)
-        if earlier is not None:
-            text = follow.read_text(follow.without_end(tail).ids, follow.foreign_reader(earlier, self._dialect, stop))
-        else:
-            text = follow.read_text(ids, follow.reader(self._tokenizer, self._dialect, self._end_tokens, stop))
-        message = ask.Message("assistant", (ask.Text(text, f"response[{turn.response}]"),))
-        if turn.reason == "stop_string" or earlier is not None:
+        answer = self._answers.of(turn)
+        if answer is None:
+            raise errors.JournalFault(
+                f"{self._journal.path}: nothing says what the tokens of {turn.response} stand for"
+            )
+        path = f"response[{turn.response}]"
+        seen = items_of(answer.deltas, self._call_ids(turn, answer.accepted.item_secret), path)
+        thoughts = thoughts_of(answer.deltas)
+        if turn.reason == "stop_string" or answer.foreign:
             # After a stop string the tokens spell more than the client saw; an earlier model's mean something else now.
-            return _Known(accepted.previous, (message,))
-        while ids and ids[-1] in self._end_tokens:
-            ids.pop()
-        return _Known(accepted.previous, (ask.Output(turn.response, (message,), wire.pack_ids(ids)),))
+            thought = (ask.Thought((ask.Text(thoughts, path),)),) if thoughts else ()
+            return _Known(answer.accepted.previous, (*thought, *seen))
+        output = ask.Output(turn.response, seen, wire.pack_ids(answer.tail.ids), thoughts)
+        return _Known(answer.accepted.previous, (output,))
 
-    def _recognise(
-        self, items: tuple[ask.Item, ...], start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Turn | None, int, Turn | None]:
-        """Finds our own outputs in a resent history.
+    def _call_ids(self, turn: Turn, item_secret: bytes) -> Callable[[int], str]:
+        secret = item_secret or identity.item_secret(self._secret, turn.response)
+        return lambda index: identity.call_id(secret, turn.response, index)
 
-        The items with them as Output; the parent, whose answer or, where the client changed that, whose whole request
-        is the longest beginning of the items; how many items that beginning has; and a turn alike, whose request is
-        the longest beginning, be it the same one sent again.
-        """
-        digests: list[bytes] = []
-        digest = start
-        for item in items:
-            digest = identity.history_step(digest, item)
-            digests.append(digest)
-        places = {digest: index for index, digest in enumerate(digests)}
-        boundaries = {digests[k]: k for k, item in enumerate(items) if _said(item)}
+    # --- resent histories -------------------------------------------------------------------------------
+
+    def _recognise(self, items: tuple[ask.Item, ...], start: bytes, tenant: str) -> _Resent:
+        """Finds our own outputs in a resent history, and what it continues."""
+        found = units(items)
+        behind = digests(found, start)
+        places = {digest: index for index, digest in enumerate(behind)}
+        boundaries = _boundaries(found, behind)
         newest = self._journal.find_by_history(tenant, list(reversed(boundaries)))
-        alike = self._journal.find_by_request(tenant, digests[::-1])
+        alike = self._journal.find_by_request(tenant, behind[::-1])
         asked = alike
-        if alike is not None and places[alike.asked] == len(items) - 1:
-            asked = self._journal.find_by_request(tenant, digests[-2::-1])
-        if newest is None or (asked is not None and places[asked.asked] > boundaries[newest.history]):
-            newest = asked
-        found: dict[int, Turn] = {}
-        turn, turns = newest, 0
+        if alike is not None and places[alike.asked] == len(found) - 1:
+            asked = self._journal.find_by_request(tenant, behind[-2::-1])
+        last = -1 if newest is None else boundaries[newest.history]  # the unit that the beginning ends with
+        if asked is not None and places[asked.asked] > last:
+            newest, last = asked, places[asked.asked]
+        else:
+            asked = None
+        ours = self._ours(found, boundaries, newest, tenant)
+        if asked is not None and asked.status in (COMPLETED, INCOMPLETE):
+            ours.turns.setdefault(last + 1, asked)  # its answer was changed or left out
+        spliced, replayed = self._spliced(items, found, ours, last)
+        return _Resent(spliced, replayed, newest, found[last].end if newest is not None else 0, alike, behind[-1])
+
+    def _ours(self, found: Sequence[Unit], boundaries: Mapping[bytes, int], newest: Turn | None, tenant: str) -> _Ours:
+        """Whose answers stand at these units, perhaps changed: ancestors', and others' by the ids of calls."""
+        ours = {boundaries[turn.history]: turn for turn in self._line(newest) if turn.history in boundaries}
+        known, apart = frozenset(ours), set()
+        for index, unit in enumerate(found):
+            if unit.calls and index not in ours and (maker := self._maker_of(unit.calls, tenant)) is not None:
+                ours[index] = maker
+                apart.add(maker.response)
+        return _Ours(ours, known, frozenset(apart))
+
+    def _line(self, turn: Turn | None) -> Iterator[Turn]:
+        """A turn and its ancestors, as far as they are there."""
+        turns = 0
         while turn is not None and not turn.erased and turns < CHAIN_TURNS_MAX:
-            if turn.history in boundaries:
-                found[boundaries[turn.history]] = turn
+            yield turn
             turn, turns = self._journal.turn(turn.parent) if turn.parent else None, turns + 1
-        replaced = tuple(
-            output
-            for index, item in enumerate(items)
-            for output in (self._turn(found[index]).output if index in found else (item,))
-        )
-        known = 0 if newest is None else 1 + (places[newest.asked] if newest is asked else boundaries[newest.history])
-        return replaced, newest, known, alike
+
+    def _maker_of(self, calls: Sequence[ask.Call], tenant: str) -> Turn | None:
+        """The turn that made one of these calls, by its id."""
+        for call in calls:
+            for beginning in identity.responses_of_call(call.call_id):
+                turn = self._journal.turn_beginning(beginning)
+                usable = turn is not None and turn.tenant == tenant and not turn.erased
+                if turn is None or not usable or turn.status in (RUNNING, FAILED, DELETED):
+                    continue
+                own = (item.call_id for item in self._turn(turn).whole.items if isinstance(item, ask.Call))
+                if call.call_id in own:
+                    return turn
+        return None
+
+    def _spliced(
+        self,
+        items: Sequence[ask.Item],
+        found: Sequence[Unit],
+        ours: _Ours,
+        last: int,
+    ) -> tuple[tuple[ask.Item, ...], Replayed]:
+        """The items with our answers as outputs, where the client has them as they were.
+
+        What was changed before unit `last` is not told, for it was when it came.
+        """
+        spliced: list[ask.Item] = []
+        forks: list[tuple[str, str]] = []
+        restored = 0
+        for index, unit in enumerate(found):
+            turn = ours.turns.get(index)
+            known = index in ours.known
+            output, changed, thoughts = self._compared(turn, unit, known) if turn is not None else ((), "", "")
+            if turn is not None and changed and index >= last:
+                forks.append((turn.response, changed))
+            if turn is None or changed or (thoughts and not unit.thoughts and not self._restores):
+                spliced += items[unit.start : unit.end]
+            else:
+                restored += bool(thoughts) and not unit.thoughts
+                spliced += output
+        return tuple(spliced), Replayed(restored, tuple(forks), ours.apart)
+
+    def _compared(self, turn: Turn, unit: Unit, known: bool) -> tuple[tuple[ask.Item, ...], str, str]:
+        """The answer of a turn, what of it is changed in this unit, and its thoughts. `known` as for `change`."""
+        output = self._turn(turn)
+        whole = output.whole
+        return output.output, change(whole, unit if unit.said else None, known), whole.thoughts
 
 
-def _said(item: ask.Item) -> bool:
-    return isinstance(item, ask.Message) and item.role == "assistant"
+def _boundaries(found: Sequence[Unit], behind: Sequence[bytes]) -> dict[bytes, int]:
+    """The units that an assistant said, by the digest behind them."""
+    return {behind[index]: index for index, unit in enumerate(found) if unit.said}
 
 
 def visible(turn: Turn, tenant: str) -> bool:

@@ -8,19 +8,27 @@ and only their tokens differ, the rendering did. What cannot be proved is `unkno
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
 from zjournal.link import wire
+from zjournal.sessions import identity
 from zjournal.sessions.vocabulary import Vocabulary
 
 RESYNC_TOKENS = 16  # so many equal tokens in a row are a match, wherever they stand
 RESYNC_SEARCH_MAX = 1 << 18  # tokens behind the fork that are searched on each side
 MOVED_CHARACTERS_MIN = 40  # a shorter text that stands elsewhere is no moved block
 TOKEN_BYTES = 4
+
+_ANSWER = re.compile(r"response:(.+)|response\[(.+)\]")  # replayed as sampled, or written anew
+_CLOSED = re.compile(r"</think>\s*\S")  # thoughts that were followed by something
+_ONE_ANSWER = "the same answer, as sampled on one side and as text on the other"
+_THOUGHTS = re.compile(r"\.reasoning(_content)?$")
 
 Verdict = Literal["identical", "append-only", "client-changed", "render-changed", "unknown"]
 
@@ -41,7 +49,18 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def answer(self) -> bool:
         """Whether the server itself said it."""
-        return self.path.startswith("response")
+        return bool(self.response)
+
+    @property
+    def response(self) -> str:
+        """The response that said it; "" if a client did, or the template."""
+        found = _ANSWER.fullmatch(self.path)
+        return (found[1] or found[2]) if found else ""
+
+    @property
+    def thoughts(self) -> bool:
+        """Whether they are thoughts that a client sent back."""
+        return _THOUGHTS.search(self.path) is not None
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +71,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: Vocabulary | None = None  # None: it cannot be decoded
     vocabulary_name: bytes = b""  # digests; empty if unknown
     template_name: bytes = b""
+    changed: Mapping[str, str] = MappingProxyType({})  # answers of ours that its client changed, and what of them
 
     @property
     def count(self) -> int:
@@ -242,8 +262,10 @@ def _judge(a: Rendered, b: Rendered, x: Source | None, y: Source | None) -> tupl
         return "render-changed", _rendering(a, b), ""
     if x is None or y is None:
         return "client-changed", "one conversation ends where the other one has a text", ""
-    if x.answer and y.answer and x.path != y.path:
-        return "client-changed", "the clients continued different answers", ""
+    if x.answer and y.answer:
+        return (*_answers(a, b, x, y), "")
+    if x.answer != y.answer and (changed := _changed(a, b, x, y)):
+        return "client-changed", changed, ""
     if x.value is None or y.value is None:
         missing = (x if x.value is None else y).path
         return "unknown", f"what the client wrote at {missing} cannot be found in its request", ""
@@ -253,10 +275,36 @@ def _judge(a: Rendered, b: Rendered, x: Source | None, y: Source | None) -> tupl
     if _plain_role(x.role) != _plain_role(y.role):
         return "client-changed", f"the client says the same text as {y.role or 'nobody'}, not {x.role or 'nobody'}", ""
     if x.answer != y.answer:
-        return "render-changed", "the same answer, as sampled on one side and as text on the other", ""
+        return "render-changed", _ONE_ANSWER, ""
     if x.path == y.path:
         return "render-changed", _rendering(a, b), ""
     return "unknown", "the same text stands at another path; what changed is not proved", ""
+
+
+def _answers(a: Rendered, b: Rendered, x: Source, y: Source) -> tuple[Verdict, str]:
+    """Verdict and reason where answers of ours face each other."""
+    if x.response != y.response:
+        return "client-changed", "the clients continued different answers"
+    if x.path == y.path:
+        return "render-changed", _rendering(a, b)
+    sampled, written = (x, y) if x.path.startswith("response:") else (y, x)
+    if sampled.value is None or written.value is None or sampled.value == written.value:
+        return "render-changed", _ONE_ANSWER
+    return "render-changed", "the same answer, but the dialect does not keep its thoughts any longer (template dropped)"
+
+
+def _changed(a: Rendered, b: Rendered, x: Source, y: Source) -> str:
+    """What a client changed of an answer of ours that it sent back; "" if that is not known."""
+    response, other, sent = (x.response, b, y) if x.answer else (y.response, a, x)
+    if what := other.changed.get(response):
+        return f"the client changed an answer that it sent back: {what}"
+    said, text = (x.value, sent.value) if x.answer else (y.value, sent.value)
+    if not isinstance(said, str) or sent.thoughts or not _CLOSED.search(said):
+        return ""
+    spelled = text if isinstance(text, str) else ""
+    if spelled and not said.rstrip().endswith(spelled.rstrip()):
+        return ""
+    return "the client left out the thoughts of an answer"
 
 
 def _rendering(a: Rendered, b: Rendered) -> str:
@@ -298,21 +346,17 @@ def _below(value: Any, suffix: str) -> Any:
 def _nature(x: Any, y: Any) -> str:
     """How two differing values of clients differ."""
     one, other = _spelled(x), _spelled(y)
+    if _object(x) is not None and _object(x) == _object(y):
+        return "equal JSON, other bytes: the client spelled the same value in another way"
     if "".join(one.split()) == "".join(other.split()):
         return "the client's texts differ in white space only"
-    if _parsed(x) == _parsed(y):
-        return "the client wrote the same JSON in other bytes"
     return "the client's texts differ"
 
 
-def _parsed(value: Any) -> Any:
-    """A JSON text as its value. What is none stays as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+def _object(value: Any) -> str | None:
+    """One spelling for all that are equal to this JSON object or array, or text of one; None for another value."""
+    text = _spelled(value)
+    return identity.canonical_json(text) if text.lstrip().startswith(("{", "[")) else None
 
 
 # --- what comes after the fork ------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import IO, get_args
 import msgspec
 
 from zjournal import ask
+from zjournal.dialects import choose
 from zjournal.dialects.prompt import Span
 from zjournal.errors import ImportFault
 from zjournal.journal import chain, content, events
@@ -41,6 +42,7 @@ SHA_BYTES = 32
 _NAME = re.compile(r"[!-~]{1,128}")
 decode_spans = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 decode_items = msgspec.msgpack.Decoder(tuple[ask.Item, ...]).decode
+decode_tools = msgspec.msgpack.Decoder(tuple[ask.ToolSpec, ...]).decode
 _decode_body = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # of msgspec, for whatever bytes
 
@@ -52,6 +54,7 @@ class TurnLines(msgspec.Struct, frozen=True):
     own: tuple[Line, ...]
     results: Line | None  # the tool results that it brought
     deleted: Line | None
+    calls: tuple[Line, ...] = ()  # the tool calls that its answer made
 
     @property
     def request(self) -> events.RequestAccepted:
@@ -203,6 +206,7 @@ class Exported:
         own: dict[str, list[Line]] = {}
         results: dict[str, Line] = {}
         deleted: dict[str, Line] = {}
+        calls: dict[str, list[Line]] = {}
         for line in self.lines:
             response = getattr(line.body, "response", "")
             if not response or response in erased:
@@ -211,16 +215,23 @@ class Exported:
                 deleted.setdefault(response, line)
             elif isinstance(line.body, events.ToolResultSeen):
                 results.setdefault(response, line)
+            elif isinstance(line.body, events.ToolCalled):
+                calls.setdefault(response, []).append(line)
             elif isinstance(line.body, OWN):
                 lines = own.setdefault(response, [])
                 if not lines or not isinstance(lines[-1].body, ENDS):  # the first end counts
                     lines.append(line)
         turns = {}
         for response, lines in own.items():
-            reason = self._wrong_turn(lines) or self._wrong_results(lines[0], results.get(response))
+            called = tuple(calls.get(response, ()))
+            reason = (
+                self._wrong_turn(lines)
+                or self._wrong_results(lines[0], results.get(response))
+                or _wrong_calls(lines, called)
+            )
             if reason:
                 raise self.fault(f"{response} cannot be: {reason}")
-            turns[response] = TurnLines(lines[0], tuple(lines), results.get(response), deleted.get(response))
+            turns[response] = TurnLines(lines[0], tuple(lines), results.get(response), deleted.get(response), called)
         return turns, erased
 
     def _wrong_turn(self, lines: list[Line]) -> str | None:
@@ -246,14 +257,18 @@ class Exported:
             return f"its {name} is out of range"
         if len(line.item_secret) != SHA_BYTES:
             return "it has no secret for its item ids"
-        if not {"raw", "items"} <= line.contents.keys():
+        if not {"raw", "items", *(["tools"] if accepted.tools else [])} <= line.contents.keys():
             return "its body is not in the file"
+        if accepted.dialect not in choose.NAMES:
+            return f"the dialect {accepted.dialect!r} is unknown"
         try:
             raw = self.content(line.contents["raw"])
             _decode_body(raw)
             if len(sampling.logit_bias(raw)) != accepted.logit_bias:
                 return "its body has another number of biased tokens than it says"
             decode_items(self.content(line.contents["items"]))
+            if len(self.tools(line)) != accepted.tools:
+                return "its body has another number of tools than it says"
         except UNREADABLE as error:
             return f"its body cannot be read ({error})"
         return None
@@ -270,6 +285,11 @@ class Exported:
         """The tool results among the items of a turn."""
         items = decode_items(self.content(accepted.contents["items"]))
         return [item for item in items if isinstance(item, ask.Result)]
+
+    def tools(self, accepted: Line) -> tuple[ask.ToolSpec, ...]:
+        """The tools whose calls were looked for in the answer of a turn."""
+        sha = accepted.contents.get("tools")
+        return decode_tools(self.content(sha)) if sha else ()
 
     def _wrong_prompt(self, rendered: events.PromptRendered, line: Line) -> str | None:
         if not {"tokens", "spans"} <= line.contents.keys():
@@ -319,7 +339,7 @@ def _named(body: events.AnyEvent) -> set[str]:
     """The names of the contents that stand beside a fact of a turn that has its content."""
     match body:
         case events.RequestAccepted():
-            return {"raw", "items", *(["client"] if body.client else [])}
+            return {"raw", "items", *(["client"] if body.client else []), *(["tools"] if body.tools else [])}
         case events.PromptRendered():
             return {"tokens", "spans"}
     return set(transfer.digests_of(body))
@@ -362,6 +382,17 @@ def _holds(payload: bytes | None, count: int, logprobs: int) -> bool:
         if not sound or len(others) > logprobs:
             return False
     return len(entries) == (count if logprobs >= 0 else 0)
+
+
+def _wrong_calls(own: list[Line], calls: tuple[Line, ...]) -> str | None:
+    """Why an answer cannot have made these calls."""
+    if not calls:
+        return None
+    indexes = [line.body.index for line in calls if isinstance(line.body, events.ToolCalled)]
+    if indexes != list(range(len(calls))) or calls[-1].seq > own[-1].seq:
+        return "its tool calls are not one run"
+    accepted = own[0].body
+    return None if isinstance(accepted, events.RequestAccepted) and accepted.tools else "it called a tool without any"
 
 
 def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line], logprobs: int) -> str | None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import get_args
+
+import msgspec
 
 from zjournal import ask
 from zjournal.checkpoint.stops import StopMatcher
-from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.dialects.base import Dialect, Parser
+from zjournal.dialects.base import Parser
 from zjournal.journal import events
 from zjournal.link import wire
-from zjournal.sessions.vocabulary import Vocabulary
 
 AHEAD_TOKENS = 64  # promise 3
 
@@ -31,6 +32,7 @@ class Tail:
         self.ids: list[int] = []
         self.logprobs: list[bytes] = []  # of each id, as in wire.Tokens, or empty if they were not asked for
         self.durable = 0  # tokens
+        self.calls = 0  # whole calls that are facts
         self.end: ask.Ended | ask.Broke | None = None
         self._changed: asyncio.Future[None] | None = None
 
@@ -50,18 +52,29 @@ class Tail:
 class Reader:
     """Token ids of one response to deltas: end tokens dropped, stop strings cut, dialect parsed.
 
-    Logprobs come with the delta that the first byte of their token leads to, or with the next one behind that; so those
-    of end tokens and of what stands in a stop string are not told, as their text is not.
+    Logprobs come with the text that their token begins; those of end tokens, of what stands in a stop string, of
+    thoughts and of calls are not told.
     """
 
     def __init__(
-        self, token_bytes: Callable[[int], bytes], parser: Parser, end_tokens: frozenset[int], stop: Sequence[str]
+        self,
+        token_bytes: Callable[[int], bytes],
+        control: Collection[int],
+        parser: Parser,
+        end_tokens: Collection[int],
+        stop: Sequence[str],
     ) -> None:
+        """`control` are the ids of control tokens; the parser is a fresh one, perhaps primed."""
         self._token_bytes = token_bytes
+        self._control = control
         self._end_tokens = end_tokens
-        self._stops = StopMatcher(tuple(text.encode() for text in stop))
+        self._stops = StopMatcher(tuple(text.encode() for text in stop)) if stop else None
         self._parser = parser
+        self._held: deque[tuple[int, bool]] = deque()  # bytes of each token that the stop matcher holds; if control
+        self._begun = b""  # of a control token that is not whole yet
         self._told = _Told()
+        self._pending = 0  # tokens since the last delta
+        self.reasoning = 0  # tokens of thoughts so far, the tags before them included
 
     def feed(self, token: int, logprobs: bytes = b"") -> list[ask.Delta]:
         """The deltas that one more token completes; often none or one. `logprobs` of the token, as in wire.Tokens."""
@@ -69,14 +82,41 @@ class Reader:
             return []
         data = self._token_bytes(token)
         if logprobs:
-            self._told.add(len(data), self._named(data, logprobs))
-        seen = self._stops.feed(data)
-        return self._told.join(len(seen), self._parser.feed(seen) if seen else [])
+            self._told.add(data, self._named(data, logprobs))
+        self._pending += 1
+        if self._stops is None:
+            return self._counted(self._parser.feed(data, token in self._control))
+        self._held.append((len(data), token in self._control))
+        return self._counted(self._parse(self._stops.feed(data)))
 
     def end(self) -> list[ask.Delta]:
         """The deltas that were held back for what might have followed."""
-        seen = self._stops.end()
-        return self._told.join(len(seen), (self._parser.feed(seen) if seen else []) + self._parser.end(), last=True)
+        held = self._parse(self._stops.end()) if self._stops is not None else []
+        if self._begun:
+            held += self._parser.feed(self._begun)  # a stop string stands in it, so it is text
+        return self._counted(held + self._parser.end())
+
+    def _parse(self, seen: bytes) -> list[ask.Delta]:
+        """Feeds what stands before any stop string, token by token. A control token waits until it is whole."""
+        deltas: list[ask.Delta] = []
+        while seen:
+            size, control = self._held.popleft()
+            part, seen = seen[:size], seen[size:]
+            if len(part) < size:
+                self._held.appendleft((size - len(part), control))
+            if control:
+                self._begun += part
+                part, self._begun = (b"", self._begun) if len(part) < size else (self._begun, b"")
+            deltas += self._parser.feed(part, control) if part else []
+        return deltas
+
+    def _counted(self, deltas: list[ask.Delta]) -> list[ask.Delta]:
+        if not deltas:
+            return deltas
+        if isinstance(deltas[0], ask.ReasoningDelta):
+            self.reasoning += self._pending
+        self._pending = 0
+        return self._told.join(deltas, sum(size for size, _ in self._held))
 
     def _named(self, data: bytes, logprobs: bytes) -> ask.Logprob:
         own, others = wire.unpack_logprobs(logprobs)
@@ -87,42 +127,58 @@ class _Told:
     """Logprobs that wait for the text of their tokens."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, ask.Logprob]] = deque()  # with the place of the first byte
-        self._fed = 0  # bytes
-        self._seen = 0  # of them, known to stand before any stop string
+        self._waiting: deque[tuple[bytes, ask.Logprob | None]] = deque()  # None: told with the token's first bytes
 
-    def add(self, size: int, logprob: ask.Logprob) -> None:
-        """The next token has `size` bytes."""
-        self._waiting.append((self._fed, logprob))
-        self._fed += size
+    def add(self, data: bytes, logprob: ask.Logprob) -> None:
+        """The next token has these bytes."""
+        self._waiting.append((data, logprob))
 
-    def join(self, seen: int, deltas: list[ask.Delta], last: bool = False) -> list[ask.Delta]:
-        """`seen` bytes more may be told, and these deltas tell of them; the first takes what has waited for it."""
-        self._seen += seen
-        if not self._waiting or not (deltas or last):
+    def join(self, deltas: list[ask.Delta], unseen: int) -> list[ask.Delta]:
+        """Each text with the logprobs of the tokens that begin in it. The last `unseen` bytes are in no delta yet."""
+        if not self._waiting:
             return deltas
-        ready: list[ask.Logprob] = []
-        while self._waiting and self._waiting[0][0] < self._seen:
-            ready.append(self._waiting.popleft()[1])
-        if not ready:
-            return deltas
-        if deltas and isinstance(deltas[0], ask.TextDelta):
-            return [ask.TextDelta(deltas[0].text, (*deltas[0].logprobs, *ready)), *deltas[1:]]
-        return [ask.TextDelta("", tuple(ready)), *deltas]  # the parser kept the text to itself, or it is no text
+        joined: list[ask.Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ask.TextDelta):
+                delta = ask.TextDelta(delta.text, self._of(delta.text.encode(), unseen))
+            joined.append(delta)
+        if not isinstance(deltas[-1], ask.TextDelta):
+            self._drop(unseen)
+        return joined
 
+    def _of(self, text: bytes, unseen: int) -> tuple[ask.Logprob, ...]:
+        """Tags and layout before the text are passed over. What is no UTF-8 is told as another text: all is taken."""
+        waiting = b"".join(data for data, _ in self._waiting)
+        waiting = waiting[: len(waiting) - unseen]
+        start = 0 if waiting.startswith(text) else waiting.rfind(text)
+        end = start + len(text) if start >= 0 else len(waiting)
+        found: list[ask.Logprob] = []
+        at = 0
+        while self._waiting and at < end:
+            data, logprob = self._waiting.popleft()
+            if logprob is not None and at + len(data) > start:
+                found.append(logprob)
+            at += len(data)
+            if at > end:
+                self._waiting.appendleft((data[end - at :], None))
+        return tuple(found)
 
-def reader(tokenizer: Tokenizer, dialect: Dialect, end_tokens: frozenset[int], stop: Sequence[str]) -> Reader:
-    """A reader for one response."""
-    return Reader(tokenizer.token_bytes, dialect.parser(), end_tokens, stop)
-
-
-def foreign_reader(vocabulary: Vocabulary, dialect: Dialect, stop: Sequence[str]) -> Reader:
-    """A reader for a response of an earlier model, from whose ids the end token was taken off."""
-    return Reader(vocabulary.token, dialect.parser(), frozenset(), stop)
+    def _drop(self, unseen: int) -> None:
+        """What was seen by now led to thoughts or calls, or was layout."""
+        waiting = sum(len(data) for data, _ in self._waiting)
+        while self._waiting and waiting > unseen:
+            data, _ = self._waiting.popleft()
+            if waiting - len(data) < unseen:
+                self._waiting.appendleft((data[len(data) - (unseen - waiting + len(data)) :], None))
+                break
+            waiting -= len(data)
 
 
 async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
-    """Yields the response's steps from its beginning, waiting for those to come."""
+    """Yields the response's steps from its beginning, waiting for those to come.
+
+    That a call is whole is told once it is a fact.
+    """
     at = 0
     told_progress = False
     while True:
@@ -135,14 +191,32 @@ async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
             deltas = reader.feed(tail.ids[at], logprobs)
             at += 1
             for delta in deltas:
-                yield delta
+                if isinstance(delta, ask.CallEnded):
+                    while delta.index >= tail.calls and tail.end is None:
+                        await tail.wait()
+                yield _settled(delta, tail)
         elif tail.end is not None:
             for delta in reader.end():
-                yield delta
-            yield tail.end
+                yield _settled(delta, tail)
+            usage = msgspec.structs.replace(tail.end.usage, reasoning=reader.reasoning)
+            yield msgspec.structs.replace(tail.end, usage=usage)
             return
         else:
             await tail.wait()
+
+
+def deltas_of(tail: Tail, reader: Reader) -> list[ask.Delta]:
+    """All deltas of a response that has ended, as `follow` tells them."""
+    told = tail.logprobs or [b""] * len(tail.ids)
+    deltas = [delta for token, known in zip(tail.ids, told, strict=True) for delta in reader.feed(token, known)]
+    return [_settled(delta, tail) for delta in (*deltas, *reader.end())]
+
+
+def _settled(delta: ask.Delta, tail: Tail) -> ask.Delta:
+    """A call that is no fact was never told to be whole, and never will be."""
+    if isinstance(delta, ask.CallEnded) and delta.index >= tail.calls:
+        return msgspec.structs.replace(delta, truncated=True)
+    return delta
 
 
 def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
@@ -165,8 +239,10 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
                     tail.ids.extend(ids)
                     tail.logprobs.extend(logprobs)
                 output += record.event.count
+            case events.ToolCalled():
+                tail.calls += 1
             case events.ResponseFinished(reason=reason):
-                assert reason in ("stop", "stop_string", "length", "cancelled"), reason
+                assert reason in get_args(ask.EndReason), reason
                 at = ended_at(accepted, record.event) if accepted else None
                 tail.end = ask.Ended(reason, ask.Usage(prompt, cached, output), at)  # type: ignore[arg-type]
             case events.ResponseFailed(code=code, message=message):
@@ -189,9 +265,6 @@ def ended_at(accepted: events.RequestAccepted, finished: events.ResponseFinished
     return accepted.created + (finished.queue_us + finished.prefill_us + finished.decode_us) // 1_000_000
 
 
-def read_text(ids: Sequence[int], reader: Reader, logprobs: Sequence[bytes] = ()) -> str:
-    """The visible text of a whole output; with `logprobs` of each token these are read as well, and must be sound."""
-    told = logprobs or [b""] * len(ids)
-    deltas = [delta for token, known in zip(ids, told, strict=True) for delta in reader.feed(token, known)]
-    deltas += reader.end()
+def text_of(deltas: Sequence[ask.Delta]) -> str:
+    """The text of the message, whatever stands between its parts."""
     return "".join(delta.text for delta in deltas if isinstance(delta, ask.TextDelta))

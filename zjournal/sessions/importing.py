@@ -18,8 +18,7 @@ from pathlib import Path
 import msgspec
 
 from zjournal import ask
-from zjournal.dialects.chatml import ChatML
-from zjournal.errors import BadRequest, ImportFault, JournalFault, NotFound
+from zjournal.errors import BadRequest, Fault, ImportFault, JournalFault, NotFound
 from zjournal.journal import chain, events
 from zjournal.journal.log import LOCAL_TENANT, SERVER_TENANT, Journal
 from zjournal.journal.projections import BY_RESPONSE
@@ -29,6 +28,8 @@ from zjournal.link import wire
 from zjournal.sessions import follow, identity, transfer
 from zjournal.sessions.chain import stop_strings
 from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items, decode_spans
+from zjournal.sessions.items import digests, items_of, units
+from zjournal.sessions.reading import Terms, read, recorded_model
 from zjournal.sessions.record import pack
 from zjournal.sessions.transfer import Engine, Line
 from zjournal.sessions.vocabulary import Vocabulary
@@ -135,8 +136,10 @@ def _digest(lines: Sequence[Line]) -> bytes:
         elif isinstance(body, events.ResponseFinished):
             names |= {"history": b""}
         plain = events.encode_body(msgspec.structs.replace(body, **names))
-        # Items follow from the body, and need not be in both.
-        shas = [f"{name} {sha}".encode() for name, sha in sorted(line.contents.items()) if name != "items"]
+        # Items and tools follow from the body, and need not be in both.
+        shas = [
+            f"{name} {sha}".encode() for name, sha in sorted(line.contents.items()) if name not in ("items", "tools")
+        ]
         for part in (plain, line.payload or b"", *shas):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
@@ -203,7 +206,12 @@ class _Writing:
             if tx.db.execute("SELECT 1 FROM session WHERE session = ?", (name,)).fetchone() is not None
         }
         turns = self._new.values()
-        own = {id(line) for turn in turns for line in (*turn.own, turn.results, turn.deleted) if line is not None}
+        own = {
+            id(line)
+            for turn in turns
+            for line in (*turn.own, *turn.calls, turn.results, turn.deleted)
+            if line is not None
+        }
         for line in self._file.lines:
             if isinstance(line.body, events.SessionOpened) and line.body.session in sessions - known:
                 known.add(line.body.session)
@@ -254,6 +262,9 @@ class _Writing:
                 changes |= {"record": self._records.names[body.response], **names}
             case events.ToolResultSeen():
                 changes["calls"] = self._calls(body)
+            case events.ToolCalled():
+                call_id = identity.call_id(self._new[body.response].accepted.item_secret, body.response, body.index)
+                changes["call"] = identity.call_key(self._journal.secret, self._tenant.id, call_id)
             case events.ResponseFinished():
                 changes["history"] = self._histories[body.response][1]
         event = msgspec.structs.replace(body, **changes)
@@ -375,14 +386,12 @@ class _Histories:
         request = turn.request
         before = self._after(request.previous) if request.previous else self._start
         if before:
-            before = identity.history(before, decode_items(self._file.content(turn.accepted.contents["items"])))
+            before = digests(units(decode_items(self._file.content(turn.accepted.contents["items"]))), before)[-1]
         end = turn.own[-1].body
         if not before or not isinstance(end, events.ResponseFinished) or not end.history:
             return before, b""
-        text = self._text(turn)
-        if text is None:
-            return before, b""
-        return before, identity.history_step(before, ask.Message("assistant", (ask.Text(text),)))
+        answer = self._answer(turn)
+        return before, b"" if answer is None else identity.history(before, answer)
 
     def _after(self, response: str) -> bytes:
         """The digest after an earlier turn's answer; b"" if it is unknown, and so is whatever comes after it."""
@@ -391,19 +400,22 @@ class _Histories:
         turn = self._journal.turn(response)
         return turn.history if turn is not None else b""
 
-    def _text(self, turn: TurnLines) -> str | None:
+    def _answer(self, turn: TurnLines) -> tuple[ask.Item, ...] | None:
         """What the client saw of an answer; None if the file does not say what its tokens stand for."""
         request = turn.request
         vocabulary = self._vocabulary(request.namespace)
-        if vocabulary is None or request.dialect != ChatML.name:
+        if vocabulary is None:
             return None
-        records = [events.Recorded(line.seq, line.time, line.body, line.payload) for line in turn.own]
-        tail = follow.without_end(follow.recorded_tail(records))
+        lines = sorted((*turn.own, *turn.calls), key=lambda line: line.seq)
+        tail = follow.recorded_tail([events.Recorded(line.seq, line.time, line.body, line.payload) for line in lines])
         try:
             stop = stop_strings(self._file.content(turn.accepted.contents["raw"])) if request.stop else ()
-            return follow.read_text(tail.ids, follow.foreign_reader(vocabulary, ChatML(), stop), tail.logprobs)
-        except (JournalFault, *UNREADABLE) as error:
+            terms = Terms(self._file.tools(turn.accepted), stop, request.begun)
+            deltas = read(recorded_model(vocabulary, request.dialect), terms, tail)
+        except (Fault, *UNREADABLE) as error:
             raise self._file.fault(f"the answer {request.response} cannot be read ({error})") from None
+        secret = turn.accepted.item_secret
+        return items_of(deltas, lambda index: identity.call_id(secret, request.response, index))
 
     def _vocabulary(self, namespace: str) -> Vocabulary | None:
         if namespace not in self._vocabularies:

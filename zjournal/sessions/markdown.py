@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
 from zjournal import ask
-from zjournal.dialects.chatml import ChatML
 from zjournal.errors import JournalFault
-from zjournal.journal import events
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
-from zjournal.sessions import follow, identity
-from zjournal.sessions.chain import Decoders, stop_strings
+from zjournal.sessions import identity
+from zjournal.sessions.items import digests, units
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.reading import Answer, Answers, Decoders, Models
 from zjournal.sessions.records import Records
 from zjournal.sessions.transfer import Selection
 
@@ -40,6 +40,7 @@ def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterat
     """The page, piece by piece. Raises JournalFault."""
     makers = Makers(reader)
     told_by = Records(reader, makers)
+    answers = Answers(reader, told_by, Models(makers), decoders)
     yield f"# Session {selection.session.session}\n"
     instructions = None
     for number, turn in enumerate(selection.turns, 1):
@@ -47,17 +48,19 @@ def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterat
         if turn.erased:
             yield "\n*The content of this turn was erased.*\n"
             continue
-        records = reader.read_response(turn.response)
-        accepted = records[0].event
-        assert isinstance(accepted, events.RequestAccepted), accepted
         raw = told_by.body(turn)
         told = _instructions(raw)
         if told != instructions:
             yield _said("instructions", told or "*none any more*")
             instructions = told
-        for item in _added(reader, turn, accepted, decoders[turn.protocol](raw)):
+        for item in _added(reader, turn, decoders[turn.protocol](raw)):
             yield _item(item)
-        yield _said("assistant", _answer(makers, turn, records, raw))
+        answer = answers.of(turn)
+        if answer is None:
+            unread = f"*{turn.output} tokens, and no vocabulary in the journal to read them with*"
+            yield _said("assistant", unread)
+        else:
+            yield from _answer(reader, turn, answer)
 
 
 def _about(turn: Turn) -> str:
@@ -68,29 +71,46 @@ def _about(turn: Turn) -> str:
     return f"{after} · {turn.model} · {counts} · {_shown(end)}"
 
 
-def _added(
-    reader: Reader, turn: Turn, accepted: events.RequestAccepted, items: Sequence[ask.Item]
-) -> Sequence[ask.Item]:
+def _added(reader: Reader, turn: Turn, request: ask.Ask) -> Sequence[ask.Item]:
     """The items that this turn brought: all, or those behind its parent's answer where the history was resent."""
-    parent = reader.turn(turn.parent) if turn.parent and not accepted.previous else None
+    items = request.items
+    parent = reader.turn(turn.parent) if turn.parent and not request.previous else None
     if parent is None:
         return items
-    digest = identity.history_start(reader.secret)
+    found = units(items)
     asked = 0  # how many items end with its request, where the client changed the answer
-    for index, item in enumerate(items, 1):
-        digest = identity.history_step(digest, item)
+    for unit, digest in zip(found, digests(found, identity.history_start(reader.secret)), strict=False):
         if digest == parent.history:
-            return items[index:]
-        asked = index if digest == parent.asked else asked
+            return items[unit.end :]
+        asked = unit.end if digest == parent.asked else asked
     return items[asked:]
 
 
-def _answer(makers: Makers, turn: Turn, records: list[events.Recorded], raw: bytes) -> str:
-    vocabulary = makers.vocabulary(makers.of(turn))
-    if vocabulary is None:
-        return f"*{turn.output} tokens, and no vocabulary in the journal to read them with*"
-    tail = follow.without_end(follow.recorded_tail(records))
-    return follow.read_text(tail.ids, follow.foreign_reader(vocabulary, ChatML(), stop_strings(raw)))
+def _answer(reader: Reader, turn: Turn, answer: Answer) -> Iterator[str]:
+    """Thoughts, texts and calls in the order in which the model said them; an empty answer is told as well."""
+    secret = answer.accepted.item_secret or identity.item_secret(reader.secret, turn.response)
+    runs = [(kind, list(deltas)) for kind, deltas in groupby(answer.deltas, _kind)]
+    for kind, deltas in runs or [("assistant", [])]:
+        text = "".join(getattr(delta, "text", "") for delta in deltas)
+        if kind in ("assistant", "assistant thinks"):
+            yield _said(kind, text)
+            continue
+        started = next(delta for delta in deltas if isinstance(delta, ask.CallStarted))
+        ended = next((delta for delta in deltas if isinstance(delta, ask.CallEnded)), None)
+        notes = ["unknown"] * (not started.known) + ["cut off"] * (ended is None or ended.truncated)
+        notes += [ended.fault] if ended is not None and ended.fault else []
+        title = f"tool call {identity.call_id(secret, turn.response, started.index)}: {started.name}"
+        yield _said(title + (f" ({', '.join(notes)})" if notes else ""), _fenced(text))
+
+
+def _kind(delta: ask.Delta) -> str:
+    """What runs of deltas are told together."""
+    match delta:
+        case ask.TextDelta():
+            return "assistant"
+        case ask.ReasoningDelta():
+            return "assistant thinks"
+    return f"call {delta.index}"
 
 
 def _instructions(raw: bytes) -> str | None:
@@ -106,6 +126,8 @@ def _item(item: ask.Item) -> str:
             return _said(item.role, item.text)
         case ask.Call():
             return _said(f"tool call {item.call_id}: {item.name}", _fenced(item.arguments))
+        case ask.Thought():
+            return _said("assistant thinks", item.text)
         case ask.Result():
             return _said(f"tool result {item.call_id}", _fenced(item.text))
         case ask.Output():

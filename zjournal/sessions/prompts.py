@@ -24,7 +24,10 @@ from zjournal.sessions.vocabulary import Vocabulary
 _ANSWER = re.compile(rf"{OUTPUT_PATH}(.+)|response\[(.+)\]")  # spliced as tokens, or replayed as text
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _ELEMENT = re.compile(r"[^.\[\]]+\[\d+\]")  # such as messages[3]
-_ROLE_OF_TYPE = {"function_call": "assistant", "function_call_output": "tool"}
+_ROLE_OF_TYPE = {
+    **dict.fromkeys(("function_call", "custom_tool_call", "reasoning"), "assistant"),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), "tool"),
+}
 _ROLE_OF_PATH = {"instructions": "system", "input": "user"}
 
 
@@ -51,6 +54,7 @@ class Prompts:
             vocabulary=vocabulary,
             vocabulary_name=engine.vocabulary if engine else b"",
             template_name=engine.template if engine else b"",
+            changed=dict(self._records.accepted(turn).forks),
         )
 
     def _chain(self, turn: Turn) -> list[Turn]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from zjournal.dialects.prompt import OUTPUT_PATH, Span
+from zjournal.dialects.prompt import OUTPUT_PATH, WRITTEN_PATH, Span
 from zjournal.link import wire
 
 VERSION = 1
@@ -212,7 +212,7 @@ class _Said:
         self._by_path: dict[str, list[int]] = {}
         self._outputs: list[int] = []
         for index, span in enumerate(spans):
-            if span.path.startswith(OUTPUT_PATH):
+            if span.path.startswith((OUTPUT_PATH, WRITTEN_PATH)):
                 self._outputs.append(index)
             elif span.path:
                 self._by_path.setdefault(span.path, []).append(index)

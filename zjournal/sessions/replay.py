@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from zjournal.ask import Ask
 from zjournal.dialects.prompt import OUTPUT_PATH
 from zjournal.errors import BadRequest, JournalFault, NotFound
 from zjournal.journal import events
@@ -20,8 +21,8 @@ from zjournal.journal.reader import Reader
 from zjournal.journal.transaction import ParentErased, Transaction
 from zjournal.link import wire
 from zjournal.sessions import follow, sampling
-from zjournal.sessions.chain import stop_strings
 from zjournal.sessions.makers import Maker, Makers
+from zjournal.sessions.reading import Decoders
 from zjournal.sessions.record import pack
 from zjournal.sessions.records import Records
 from zjournal.sessions.vocabulary import Vocabulary
@@ -84,7 +85,7 @@ class TurnReplayed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # of the last two, as half a sentence
     recorded: int = 0  # tokens
     equal: int = 0  # tokens from the beginning that are the same
-    differs: tuple[str, ...] = ()  # parts of the fingerprint
+    differs: tuple[str, ...] = ()  # parts of the fingerprint, and `fence` if it is derived otherwise today
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     output: Sequence[int]  # what was sampled
     stop: tuple[str, ...]
     logit_bias: tuple[tuple[int, float], ...]
+    ask: Ask  # as its protocol reads its body
     maker: Maker | None
     record: bytes  # its record for today's vocabulary; b"" where the recorded one serves
 
@@ -149,8 +151,9 @@ def _why_not(turn: Turn) -> str:
 class Recordings:
     """Reads turns of one journal as they are to be asked again. For one thread at a time."""
 
-    def __init__(self, reader: Reader, vocabulary: bytes, words: Vocabulary) -> None:
+    def __init__(self, reader: Reader, vocabulary: bytes, words: Vocabulary, decoders: Decoders) -> None:
         """`vocabulary` is the digest of today's, `words` what it holds."""
+        self._decoders = decoders
         self._reader = reader
         self._makers = Makers(reader)
         self._records = Records(reader, self._makers)
@@ -170,7 +173,8 @@ class Recordings:
         if len(output) != turn.output:
             raise JournalFault(f"{self._reader.path}: {turn.response} has {len(output)} tokens of {turn.output}")
         body = self._records.body(turn)
-        stop = stop_strings(body) if accepted.stop else ()
+        request = self._decoders[accepted.protocol](body)
+        stop = request.stop
         bias = sampling.logit_bias(body) if accepted.logit_bias else ()
         if (len(stop), len(bias)) != (accepted.stop, accepted.logit_bias):
             raise JournalFault(
@@ -191,6 +195,7 @@ class Recordings:
             output=output,
             stop=stop,
             logit_bias=bias,
+            ask=request,
             maker=maker,
             record=record,
         )
@@ -215,8 +220,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     only: str = ""
 
 
-def accepted_again(asked: Asked, place: Place, record: bytes) -> events.RequestAccepted:
-    """The acceptance of a turn of a replay. `record` names its record.
+def accepted_again(asked: Asked, place: Place, record: bytes, fence: bytes) -> events.RequestAccepted:
+    """The acceptance of a turn of a replay. `record` names its record, `fence` is the digest of its fence.
 
     It continues what the recorded turn continued, whose answers are in its prompt: so these stay as long as it does. It
     has no history digest: no client's conversation shall be taken for a continuation of a replay. The salt keeps it
@@ -233,6 +238,7 @@ def accepted_again(asked: Asked, place: Place, record: bytes) -> events.RequestA
         record=record,
         history=b"",
         item_secret=b"",
+        fence=fence,
         max_tokens=len(asked.output),
     )
 
@@ -329,6 +335,11 @@ def parts_that_differ(maker: Maker | None, now: Mapping[str, str], fingerprint: 
     if maker.fingerprint == fingerprint:  # then parts that were not recorded are the same
         return tuple(part for part in found if UNKNOWN not in (part.recorded, part.now))
     return found or (Part("fingerprint", maker.fingerprint[:PART_HEX], fingerprint[:PART_HEX]),)
+
+
+def fence_part(recorded: bytes, now: bytes) -> tuple[Part, ...]:
+    """The fence, if what is derived from the same body today is another one; both by the recorded turn's secret."""
+    return () if recorded == now else (Part("fence", _short(recorded), _short(now)),)
 
 
 def _short(digest: bytes) -> str:

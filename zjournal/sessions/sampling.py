@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from zjournal import ask
+from zjournal import ask, loops
 from zjournal.journal.events import RequestAccepted
 from zjournal.link import wire
 
@@ -61,6 +61,11 @@ def sent(accepted: RequestAccepted, logit_bias: tuple[tuple[int, float], ...]) -
     )
 
 
+def guarded(accepted: RequestAccepted) -> wire.Guard | None:
+    """The limits of the guard of a turn for the engine; None: it was off."""
+    return wire.Guard(*accepted.guard) if accepted.guard else None
+
+
 def logit_bias(raw: bytes) -> tuple[tuple[int, float], ...]:
     """The biases of a recorded body, by token id. Raises msgspec.MsgspecError for what no protocol accepts."""
     return tuple(sorted((_decode_biased(raw).logit_bias or {}).items()))
@@ -71,4 +76,6 @@ def wrong(accepted: RequestAccepted) -> str | None:
     for name, (least, most) in ask.RANGES.items():
         if not least <= getattr(accepted, name) <= most:
             return name
+    if not loops.fit(accepted.guard):
+        return "guard"
     return "logit_bias" if not 0 <= accepted.logit_bias <= ask.LOGIT_BIAS_MAX else None

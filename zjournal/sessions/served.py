@@ -12,9 +12,12 @@ from zjournal.checkpoint.checkpoint import check_tensors, open_checkpoint
 from zjournal.checkpoint.script import read_script
 from zjournal.checkpoint.template import Template
 from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.dialects import choose as dialects
+from zjournal.dialects import stability
 from zjournal.dialects.base import Dialect
-from zjournal.dialects.chatml import ChatML
 from zjournal.sessions import vocabulary
+from zjournal.sessions.fences import Fences
+from zjournal.sessions.reading import Model
 
 SCRIPTED = "scripted:"
 
@@ -59,27 +62,37 @@ def choose(model: str, cache_dir: Path, rope: str = "", fetch: locate.Fetch | No
 class Served:
     """The API side of the one model that is served."""
 
-    def __init__(self, choice: ModelChoice, tokenizer: Tokenizer, template: Template) -> None:
+    def __init__(self, choice: ModelChoice, tokenizer: Tokenizer, template: Template, dialect: Dialect) -> None:
         self.id = choice.id
         self.aliases = choice.aliases
         self.created = int(choice.path.stat().st_mtime)
         self.context = choice.context  # the model's own; the engine's Ready tells the one in force
         self.tokenizer = tokenizer
         self.template = template
-        self.dialect: Dialect = ChatML(tokenizer)
+        self.dialect = dialect
+        self.guessed = False  # whether the dialect is one that nothing in the model speaks for
+        self.fences = Fences(dialect, tokenizer.control)
         self.end_tokens = frozenset(tokenizer.eos_ids)
-        self.vocabulary = vocabulary.pack(tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
+        self.model = Model.today(tokenizer, dialect, self.end_tokens)  # what reads its answers
+        texts = (tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
+        self.vocabulary = vocabulary.pack(texts, self.model.control)
+        self.unstable = stability.exceptions(stability.prove(template, tokenizer, dialect))
         self._path = str(choice.path)
 
     @classmethod
-    def load(cls, choice: ModelChoice) -> Served:
-        """Reads tokenizer and template; takes about a second. Raises ModelFault."""
+    def load(cls, choice: ModelChoice, dialect: str = "auto") -> Served:
+        """Reads tokenizer and template; takes about a second. `dialect` as in the settings. Raises ModelFault."""
         checkpoint = open_checkpoint(choice.file.path)
         tokenizer = checkpoint.tokenizer()
         rows = checkpoint.model().decoder.vocab
         if tokenizer.vocab_size > rows:
             raise errors.ModelFault(f"{choice.path}: {tokenizer.vocab_size} tokens, and an embedding of {rows}")
-        return cls(choice, tokenizer, checkpoint.template(tokenizer.special_texts))
+        template = checkpoint.template(tokenizer.special_texts)
+        if choice.scripted and dialect == "auto":
+            return cls(choice, tokenizer, template, dialects.named(read_script(choice.path).dialect, tokenizer))
+        served = cls(choice, tokenizer, template, dialects.settled(dialect, template, tokenizer))
+        served.guessed = dialect == "auto" and dialects.guessed(template, tokenizer)
+        return served
 
     def accepts(self, name: str) -> bool:
         """Whether a client that asks for `name` means this model: its id, an alias, or its path."""

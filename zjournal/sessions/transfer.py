@@ -23,8 +23,8 @@ from zjournal.journal.projections import Session, Turn
 from zjournal.journal.reader import PAGE_FACTS, Reader
 from zjournal.link import wire
 from zjournal.sessions import identity
-from zjournal.sessions.chain import Decoders
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.reading import Decoders
 from zjournal.sessions.records import Records
 
 FORMAT = 1
@@ -87,7 +87,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"
 AnyLine = Header | Engine | Content | Line | End
 decode_line = msgspec.json.Decoder(AnyLine).decode
 _encode = msgspec.json.Encoder().encode
-encode_spans = encode_items = msgspec.msgpack.Encoder().encode
+encode_spans = encode_items = encode_tools = msgspec.msgpack.Encoder().encode
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -229,8 +229,8 @@ def recorded_lines(reader: Reader, facts: Sequence[Recorded]) -> list[Line]:
 class Contents:
     """What stands in a file as the contents of a fact: those that it names, and a record in its parts.
 
-    A record means something only in its journal, so a file has the body (`raw`), the items in it (as far as `decoders`
-    know its protocol), the prompt's `tokens` (little-endian uint32) and its `spans`.
+    A record means something only in its journal, so a file has the body (`raw`), the items and tools in it (as far as
+    `decoders` know its protocol), the prompt's `tokens` (little-endian uint32) and its `spans`.
     """
 
     def __init__(self, reader: Reader, makers: Makers, decoders: Decoders) -> None:
@@ -261,7 +261,10 @@ class Contents:
         found = {"raw": self._records.body(turn)}
         decode = self._decoders.get(turn.protocol)
         if decode is not None:
-            found["items"] = encode_items(decode(found["raw"]))
+            request = decode(found["raw"])
+            found["items"] = encode_items(request.items)
+            if event.tools:
+                found["tools"] = encode_tools(request.tools)
         if event.client:
             found["client"] = self._reader.content(event.tenant, event.client)
         return found

@@ -6,23 +6,26 @@ docs/journal.md has the format. Nothing here knows a tokenizer: it is bytes in, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from zjournal.errors import JournalFault
 from zjournal.link import wire
 
 MAGIC = b"zjvocab\0"
-VERSION = 1
+VERSION = 2
+WITHOUT_CONTROL = 1  # the version that does not say which tokens are control tokens
 TOKENS_MAX = 1 << 20
 _HEAD = struct.Struct("<8sII")  # magic, version, number of tokens
 
 
-def pack(tokens: Iterable[bytes]) -> bytes:
-    """The tokens' bytes, in the order of their ids, as one content."""
-    texts = list(tokens)
+def pack(tokens: Iterable[bytes], control: Iterable[int] = ()) -> bytes:
+    """The tokens' bytes, in the order of their ids, and the ids of the control tokens, as one content."""
+    texts, special = list(tokens), sorted(control)
     assert len(texts) <= TOKENS_MAX, len(texts)
-    return b"".join((_HEAD.pack(MAGIC, VERSION, len(texts)), wire.pack_ids(map(len, texts)), *texts))
+    assert not special or 0 <= special[0] <= special[-1] < len(texts), "a control token that is none"
+    numbers = wire.pack_ids([*map(len, texts), len(special), *special])
+    return b"".join((_HEAD.pack(MAGIC, VERSION, len(texts)), numbers, *texts))
 
 
 class Vocabulary:
@@ -33,15 +36,22 @@ class Vocabulary:
         if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
             raise JournalFault("the content that should be a vocabulary is none")
         _, version, count = _HEAD.unpack_from(data)
-        if version != VERSION:
+        if version not in (WITHOUT_CONTROL, VERSION):
             raise JournalFault(f"the vocabulary is of version {version}, this zjournal reads {VERSION}")
-        lengths = data[_HEAD.size : _HEAD.size + 4 * count]
-        if count > TOKENS_MAX or len(lengths) != 4 * count:
+        if count > TOKENS_MAX:
             raise JournalFault(f"the vocabulary is damaged: it cannot hold {count} tokens")
-        self._starts = list(accumulate(wire.unpack_ids(lengths), initial=0))
-        self._bytes = data[_HEAD.size + 4 * count :]
+        lengths, rest = _numbers(data[_HEAD.size :], count)
+        special: Sequence[int] = ()
+        if version != WITHOUT_CONTROL:
+            (number,), rest = _numbers(rest, 1)
+            special, rest = _numbers(rest, number)
+        self._starts = list(accumulate(lengths, initial=0))
+        self._bytes = rest
         if self._starts[-1] != len(self._bytes):
             raise JournalFault(f"the vocabulary is damaged: {len(self._bytes)} bytes, not {self._starts[-1]}")
+        if any(token >= count for token in special):
+            raise JournalFault("the vocabulary is damaged: it names control tokens that it does not have")
+        self.control = frozenset(special)  # their ids; none are known in a vocabulary of version 1
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -57,3 +67,30 @@ class Vocabulary:
             return b"".join([run[starts[token] : starts[token + 1]] for token in ids])
         except IndexError:
             raise JournalFault(f"a prompt holds token {max(ids)}, the vocabulary has {len(self)}") from None
+
+    def tokens(self) -> Tokens:
+        """What a dialect can be built with, to read what was written."""
+        return Tokens({self.token(token).decode("utf-8", "replace"): token for token in sorted(self.control)})
+
+
+class Tokens:
+    """A vocabulary as dialects ask for it: its control tokens by their literal, and any text as its bytes."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self.control = control
+
+    def encode(self, text: str) -> list[int]:
+        """Numbers that stand for the text; how it was cut into tokens is no longer known, and not needed to read."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `encode`."""
+        return bytes(ids).decode()
+
+
+def _numbers(data: bytes, count: int) -> tuple[Sequence[int], bytes]:
+    """The first `count` numbers of `data`, and what is behind them. Raises JournalFault."""
+    numbers = data[: 4 * count]
+    if len(numbers) != 4 * count:
+        raise JournalFault(f"the vocabulary is damaged: it cannot hold {count} numbers")
+    return wire.unpack_ids(numbers), data[4 * count :]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zjournal.api import chat, responses
-from zjournal.ask import Call, Message, Result, Sampling, Text, ToolSpec
+from zjournal.ask import Call, Message, Result, Sampling, Text, Thought, ToolSpec
 from zjournal.errors import BadRequest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -43,8 +43,48 @@ def test_chat_items_carry_their_paths():
         Message("user", (Text("a", "messages[1].content[0].text"), Text("b", "messages[1].content[1].text"))),
         Call("c1", "f", '{"b": 1}', "messages[2].tool_calls[0].function"),
         Result("c1", (Text("42", "messages[3].content"),)),
+        Thought((Text("never mind", "messages[4].reasoning_content"),)),
         Message("assistant", (Text("done", "messages[4].content"),)),
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "thoughts"),
+    [
+        ({"reasoning": "Hm."}, (Thought((Text("Hm.", "messages[0].reasoning"),)),)),
+        ({"reasoning": "Hm.", "reasoning_content": "Hm."}, (Thought((Text("Hm.", "messages[0].reasoning_content"),)),)),
+        ({"reasoning_content": ""}, ()),
+        ({"reasoning_content": None, "reasoning": None}, ()),
+    ],
+)
+def test_thoughts_that_a_chat_client_sends_back_come_before_what_was_said(more, thoughts):
+    ask = chat_ask(messages=[{"role": "assistant", "content": "done", **more}])
+    assert ask.items == (*thoughts, Message("assistant", (Text("done", "messages[0].content"),)))
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": "a", "reasoning_content": "b"}, "messages[0].reasoning_content"),
+        ({"role": "assistant", "content": "a", "reasoning_content": "b", "reasoning": "c"}, "messages[0].reasoning"),
+        ({"role": "assistant", "content": "a", "reasoning_content": {"b": 1}}, "messages[0].reasoning_content"),
+    ],
+)
+def test_thoughts_that_cannot_be_are_refused(message, param):
+    with pytest.raises(BadRequest) as caught:
+        chat_ask(messages=[message])
+    assert caught.value.param == param
+
+
+def test_thoughts_among_responses_items():
+    content = [{"type": "reasoning_text", "text": "Hm."}, {"type": "reasoning_text", "text": ""}]
+    told = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "S"}], "content": content}
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    ask = responses_ask(input=[told, call])
+    assert ask.items == (Thought((Text("Hm.", "input[0].content[0].text"),)), Call("c1", "f", "{}", "input[1]"))
+    with pytest.raises(BadRequest) as caught:
+        responses_ask(input=[{**told, "content": [{"type": "reasoning_text"}]}, call])
+    assert caught.value.param == "input[0].content[0].text"
 
 
 def test_responses_items_carry_their_paths_and_need_no_type_id_or_status():
@@ -81,7 +121,7 @@ def test_a_string_input_is_one_user_message():
 def test_unknown_tool_types_are_skipped_and_parameters_keep_their_bytes():
     raw = b"""{"model":"m","stream":true,"input":"hi","tools":[
       {"type":"function","name":"z","parameters":{"type": "object","b":1,"a":2}},
-      {"type":"custom","name":"patch","format":{"type":"text"}}, {"type":"web_search"},
+      {"type":"web_search"},{"type":"local_shell"},
       {"type":"namespace","name":"tide","tools":[{"type":"function","name":"h"}]},
       {"type":"future_tool_2031","name":{"x":1}},
       {"type":"function","name":"y","description":"d","parameters":null}]}"""
@@ -93,7 +133,7 @@ def test_unknown_tool_types_are_skipped_and_parameters_keep_their_bytes():
 
 
 def test_chat_tools_stand_one_level_deeper():
-    ask = chat_ask(tools=[{"type": "custom", "custom": {}}, {"type": "function", "function": {"name": "f"}}])
+    ask = chat_ask(tools=[{"type": "future", "custom": {}}, {"type": "function", "function": {"name": "f"}}])
     assert ask.tools == (ToolSpec("f", None, b"{}", "tools[1].function"),)
 
 
@@ -257,6 +297,14 @@ CHAT_BAD = [
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},
         "messages[0].tool_calls[0].function.arguments",
     ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "custom": {"name": "f"}}]}]},
+        "messages[0].tool_calls[0].custom.input",
+    ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"temperature": 2.1}, "temperature"),
@@ -270,9 +318,6 @@ CHAT_BAD = [
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
@@ -303,6 +348,7 @@ RESPONSES_BAD = [
         {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
         "input[0].output[0]",
     ),
+    ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -313,8 +359,6 @@ RESPONSES_BAD = [
     ({"generate": False}, "generate"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
-    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
     ({"prompt_cache_options": {"comparison_response_id": "r"}}, "prompt_cache_options.comparison_response_id"),

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from zjournal.api.metrics import Metrics
 from zjournal.ask import Broke, Ended, Usage
-from zjournal.link.wire import Gauges, Matched
+from zjournal.link.wire import Gauges, Looped, Matched
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -23,6 +23,8 @@ def test_numbers_follow_what_happened():
     metrics.ttft(0.2)
     metrics.ended(Ended("stop", Usage(42, 30, 7)))
     metrics.ended(Broke("engine_error", "x", Usage(8, 0, 2)))
+    for action in ("excluded", "excluded", "ended"):
+        metrics.looped(Looped(request="r1", kind="pattern", action=action, at=9, begin=0, period=3, times=3))
     metrics.running(2)
     metrics.gauges(Gauges(running=1, waiting=1, kv_blocks=64, kv_blocks_free=60, states=3))
     found = samples(metrics)
@@ -36,6 +38,8 @@ def test_numbers_follow_what_happened():
     assert found[("zj_output_tokens_total",)] == 9
     assert found["zj_responses_total", "stop"] == 1
     assert found["zj_responses_total", "failed"] == 1
+    assert found["zj_loops_total", "excluded", "pattern"] == 2
+    assert found["zj_loops_total", "ended", "pattern"] == 1
     assert found[("zj_ttft_seconds_count",)] == 1
     assert found[("zj_accepted",)] == 2
     assert (found[("zj_running",)], found[("zj_waiting",)]) == (1, 1)

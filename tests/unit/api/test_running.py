@@ -16,10 +16,16 @@ from zjournal.api import running
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
-from zjournal.journal.events import RequestAccepted
+from zjournal.dialects.chatml import ChatML
+from zjournal.journal.events import LoopMet, RequestAccepted, ToolCalled
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
 from zjournal.link import wire
+from zjournal.sessions import identity
+from zjournal.sessions.follow import Tail, follow, recorded_tail
+from zjournal.sessions.items import items_of
+from zjournal.sessions.reading import Model, Terms
+from zjournal.sessions.vocabulary import Tokens
 
 WAIT_S = 10.0
 
@@ -44,20 +50,37 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def begin(runs: Runs, journal: Journal, response: str) -> None:
+TEXTS = {1: b"<tool_call>", 2: b"</tool_call>", 3: b'{"name": "ls", "arguments": {}}', 4: b'{"name": "ls", "argu'}
+TEXTS |= {5: b'{"name": "ls", "arguments": {"path": "a', 6: b'{"name": "ls", "arguments": {a}}'}
+CONTROL = frozenset({1, 2})
+TOOLS = (ask.ToolSpec("ls"),)
+
+
+class Served:
+    """The API side of a model with a few tokens; the others are all an `a`."""
+
+    model = Model(
+        lambda token: TEXTS.get(token, b"a"),
+        CONTROL,
+        ChatML(Tokens({TEXTS[token].decode(): token for token in CONTROL})),
+    )
+
+
+def begin(runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = ()) -> None:
     facts = accepted(journal, response)
     journal.append(facts).result()
     request = facts[0].event
     assert isinstance(request, RequestAccepted)
     sampling = wire.Sampling(0.0, 1.0, 0, 7)
     generate = wire.Generate(request=response, tokens=b"", namespace="n", sampling=sampling, max_tokens=9)
-    runs.begin(request, 4, (), generate)
+    runs.begin(request, 4, Terms(tools), generate)
 
 
 def runs_of(journal: Journal, engine: Engine) -> Runs:
     runs = Runs(journal, metrics := Metrics(), 60, Snapshots(journal, metrics, journal.path.parent, on=False))
     runs.ready = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
     runs._engine = engine  # type: ignore[assignment]
+    runs._served = Served()  # type: ignore[assignment]
     return runs
 
 
@@ -138,6 +161,29 @@ def test_giving_up_ends_what_the_engine_does_not_answer_for(tmp_path: Path) -> N
         asyncio.run(main(journal))
 
 
+def test_what_the_guard_did_is_a_fact_and_a_loop_is_an_end(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1")
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([5] * 9)))
+        told = {"request": "r1", "kind": "token", "period": 1}
+        runs.engine_said(wire.Looped(**told, action="excluded", at=8, begin=0, times=8))
+        runs.engine_said(wire.Looped(**told, action="ended", at=9, begin=1, times=8))
+        runs.engine_said(wire.Finished(request="r1", reason="loop", output=9))
+        await until(lambda: (turn := journal.turn("r1")) is not None and turn.finished_us is not None)
+        met = [fact.event for fact in journal.read() if isinstance(fact.event, LoopMet)]
+        assert [(one.action, one.at, one.begin, one.times) for one in met] == [
+            ("excluded", 8, 0, 8),
+            ("ended", 9, 1, 8),
+        ]
+        turn = journal.turn("r1")
+        assert turn is not None and (turn.status, turn.reason) == ("incomplete", "loop")
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
 def test_what_the_disk_gave_is_written_before_the_match_that_counts_it(tmp_path: Path) -> None:
     async def main(journal: Journal) -> None:
         runs = runs_of(journal, Engine())
@@ -161,6 +207,120 @@ def test_what_the_disk_gave_is_written_before_the_match_that_counts_it(tmp_path:
         ]
         turn = journal.turn("r1")
         assert turn is not None and (turn.cached, turn.restored, turn.restored_host) == (1500, 1400, 256)
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+# --- tool calls ---------------------------------------------------------------------------------------
+
+
+async def told_by(tail: Tail) -> list[ask.Step]:
+    return [step async for step in follow(tail, Served.model.reader(Terms(TOOLS)))]
+
+
+def called(journal: Journal, response: str = "r1") -> list[ToolCalled]:
+    found = [fact.event for fact in journal.read() if isinstance(fact.event, ToolCalled)]
+    return [event for event in found if event.response == response]
+
+
+def test_a_call_is_a_fact_before_it_is_told_to_be_whole(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", TOOLS)
+        tail = runs.tail("r1")
+        assert tail is not None
+        told: list[ask.Step] = []
+
+        async def listen() -> None:
+            async for step in follow(tail, Served.model.reader(Terms(TOOLS))):
+                if isinstance(step, ask.CallEnded):
+                    assert len(called(journal)) > step.index, "told before it was written down"
+                told.append(step)
+
+        listening = asyncio.create_task(listen())
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2])))
+        await until(lambda: listening.done() or any(isinstance(step, ask.CallEnded) for step in told))
+        assert not listening.done(), listening.result()
+        assert tail.end is None
+        runs.engine_said(wire.Tokens("r1", 3, wire.pack_ids([1, 3])))  # without its closing tag, so it may go on
+        runs.engine_said(wire.Finished(request="r1", reason="stop", output=5))
+        await listening
+        assert [step for step in told if isinstance(step, ask.CallEnded)] == [ask.CallEnded(0), ask.CallEnded(1)]
+        secret = identity.item_secret(journal.secret, "r1")
+        ids = [identity.call_id(secret, "r1", index) for index in (0, 1)]
+        keys = [identity.call_key(journal.secret, "local", call_id) for call_id in ids]
+        assert [(event.call, event.index) for event in called(journal)] == [(keys[0], 0), (keys[1], 1)]
+        items = items_of([step for step in told if isinstance(step, ask.Delta)], ids.__getitem__)
+        assert [item.call_id for item in items if isinstance(item, ask.Call)] == ids
+        facts = journal.read_response("r1")
+        assert await told_by(recorded_tail(facts)) == told
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+@pytest.mark.parametrize("reason", ["length", "stop", "cancelled"])
+def test_a_call_that_was_cut_is_no_fact_and_is_told_as_cut(tmp_path: Path, reason: str) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", TOOLS)
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2, 1, 4])))
+        runs.engine_said(wire.Finished(request="r1", reason=reason, output=5))
+        ends = [step for step in await told_by(tail) if isinstance(step, ask.CallEnded)]
+        assert [end.truncated for end in ends] == [False]  # half a name is no call: it is told as text
+        begin(runs, journal, "r2", TOOLS)
+        other = runs.tail("r2")
+        assert other is not None
+        runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([1, 5])))
+        runs.engine_said(wire.Finished(request="r2", reason=reason, output=2))
+        ends = [step for step in await told_by(other) if isinstance(step, ask.CallEnded)]
+        assert [(end.index, end.truncated) for end in ends] == [(0, True)]
+        assert len(called(journal)) == 1 and not called(journal, "r2")
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_a_call_whose_fact_was_lost_is_told_as_cut_then_and_ever_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "OWED_RETRY_S", 0.02)
+
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", TOOLS)
+        full(journal)
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2, *[9] * FILLING])))
+        tail = runs.tail("r1")
+        assert tail is not None
+        told = await told_by(tail)
+        assert [step.truncated for step in told if isinstance(step, ask.CallEnded)] == [True]
+        freed(journal)
+        await until(lambda: runs.tail("r1") is None)
+        again = await told_by(recorded_tail(journal.read_response("r1")))
+        assert again[:-1] == told[:-1]
+        assert not called(journal)
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_what_was_wrong_with_a_call_is_written_down_where_it_can_be_erased(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", TOOLS)
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 6, 2])))
+        runs.engine_said(wire.Finished(request="r1", reason="stop", output=3))
+        await until(lambda: (turn := journal.turn("r1")) is not None and turn.finished_us is not None)
+        payloads = [fact.payload for fact in journal.read_response("r1") if isinstance(fact.event, ToolCalled)]
+        assert payloads == [b"the arguments are not JSON"]
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()

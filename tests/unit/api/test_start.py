@@ -24,7 +24,9 @@ from zjournal.link import wire
 
 READY = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
 WORDS = random.Random(1).randbytes(FILLING)  # cannot be compressed: a full disk has no room for it
-SERVED: Any = SimpleNamespace(id="m", vocabulary=WORDS, template=SimpleNamespace(source="{{ messages }}"))
+SERVED: Any = SimpleNamespace(
+    id="m", vocabulary=WORDS, unstable=("text: x",), template=SimpleNamespace(source="{{ messages }}")
+)
 
 
 def runs_of(journal: Journal) -> Runs:

@@ -164,6 +164,14 @@ def _edited(folder: Path, **changes: Any) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(told))
 
 
+def test_an_empty_list_of_steps_is_none(folder: Path) -> None:
+    """As DeepSeek's own tokenizer.json has it."""
+    text = "a cat, 12"
+    plain = Tokenizer.from_folder(folder, VOCAB).encode(text)
+    _edited(folder, normalizer={"type": "Sequence", "normalizers": []})
+    assert Tokenizer.from_folder(folder, VOCAB).encode(text) == plain
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

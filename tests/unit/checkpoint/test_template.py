@@ -95,6 +95,50 @@ def test_what_the_sandbox_lets_through():
     assert Template(source).render([USER]) == "user11002.0   a1000000000  ab  3072True1"
 
 
+def test_what_is_marked_as_generated_is_rendered_as_it_is():
+    source = (
+        "{% for m in messages %}{% generation %}{% if m.role == 'user' %}{{ m.content }}{% endif %}!\n"
+        "{% endgeneration %}{%- endfor %}"
+    )
+    assert Template(source).render([USER, USER]) == "hi!\nhi!\n"
+    with pytest.raises(ModelFault, match="endgeneration"):
+        Template("{% generation %}x")
+
+
+def test_r01_a_template_that_asks_for_the_time_gets_none():
+    """Field report R01: a date that the template puts in makes every day another prompt."""
+    dated = Template(
+        "{{ strftime_now('%d %b %Y') if strftime_now is defined else '26 Jul 2024' }}|{{ messages[0].content }}"
+    )
+    assert dated.render([USER]) == dated.render([USER]) == "26 Jul 2024|hi"
+    for clock in ("strftime_now('%Y')", "now()", "datetime.now()", "time.time()"):
+        with pytest.raises(BadRequest):
+            Template("{{ " + clock + " }}").render([USER])
+
+
+def test_what_stands_before_an_answer():
+    chatml = Template(
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert chatml.answers == module.Answers("<assistant>", ("<assistant><think></think>", "<assistant>"))
+    settle = chatml.answers.settle
+    assert settle("<user>x<assistant><think></think>") == settle("<user>x<assistant>") == "<user>x<assistant>"
+    assert settle("<user>x") == "<user>x"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",  # it asks for no answer
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages | length }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_that_does_not_ask_for_answers_in_order_is_left_alone(source):
+    assert Template(source).answers.settle("x") == "x"
+
+
 def test_each_rendering_has_all_its_steps(monkeypatch):
     monkeypatch.setattr(sandbox, "STEPS_MAX", 100)
     template = Template("{% for i in range(60) %}{{ i % 2 }}{% endfor %}")

@@ -9,7 +9,7 @@ from tests.unit.dialects.outputs import THOUGHTS, tokenizer
 from zjournal.checkpoint.template import Template
 from zjournal.dialects import dsml, glm, llama3
 from zjournal.dialects.chatml import ChatML
-from zjournal.dialects.choose import choose
+from zjournal.dialects.choose import choose, guessed
 from zjournal.dialects.literals import Literals
 from zjournal.errors import ModelFault
 
@@ -64,6 +64,20 @@ def test_the_demo_model_speaks_chatml_without_thoughts():
     for tag, ids in chosen.literals.items():
         assert len(ids) > 1
         assert smollm2.tokenizer().decode(ids) == tag
+
+
+def test_a_dialect_is_guessed_where_neither_template_nor_tokens_speak_for_it():
+    assert guessed(smollm2.template(), smollm2.tokenizer())
+    for source, control in (
+        ("<tool_call>", ()),
+        ("<arg_key>", _ALL),
+        ("<｜DSML｜tool_calls>", _ALL),
+        ("", ("<tool_call>",)),
+        ("", (dsml.MARKER,)),
+        ("", (llama3.TAG,)),
+    ):
+        assert not guessed(template(source), tokenizer(*control))
+    assert guessed(template("<function={{ c.function.name }}>"), tokenizer(llama3.TAG))  # Functionary
 
 
 def test_thoughts_are_read_where_template_or_tokens_have_them():

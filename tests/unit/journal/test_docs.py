@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from zjournal.journal import chain, content
-from zjournal.journal.events import AnyEvent, CacheBackedUp, TokensSampled
+from zjournal.journal.events import (
+    AnyEvent,
+    CacheBackedUp,
+    RequestAccepted,
+    ResponseFinished,
+    TokensSampled,
+    ToolCalled,
+)
 from zjournal.journal.log import QUEUE_FACTS_MAX
 from zjournal.journal.projections import _STATUS_OF_REASON
 
@@ -20,6 +27,7 @@ PACKAGE = ROOT / "zjournal"
 PAGE = (ROOT / "docs" / "journal.md").read_text()
 ROWS = {row.split("`")[1]: row for row in PAGE.splitlines() if re.match(r"\| `[a-z_]+\.\d+` \|", row)}
 EVENTS = typing.get_args(AnyEvent)
+WITH_PAYLOAD = (RequestAccepted, CacheBackedUp, TokensSampled, ToolCalled, ResponseFinished)
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -29,7 +37,7 @@ def test_every_fact_and_field_is_described(event: type[msgspec.Struct]) -> None:
     named = re.findall(r"(?:^|, )`([a-z_]+)`", re.sub(r"\([^()]*(\([^()]*\)[^()]*)*\)", "", body.strip()))
     assert sorted(named) == sorted(field for field in event.__struct_fields__ if field != "tenant")
     assert all(cell.strip() for cell in (what, by, when, promise))
-    assert bool(payload.strip()) == (event in (CacheBackedUp, TokensSampled))
+    assert bool(payload.strip()) == (event in WITH_PAYLOAD)
 
 
 def test_no_fact_is_described_that_does_not_exist() -> None:

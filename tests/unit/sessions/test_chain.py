@@ -27,7 +27,7 @@ def test_long_turns_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
         return chain._Known("", (output,))
 
     monkeypatch.setattr(Chains, "_read", read)
-    chains = Chains(None, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
+    chains = Chains(None, b"secret", None, b"", None, {})  # type: ignore[arg-type]
     for number in range(50):
         chains._turn(SimpleNamespace(response=f"r{number}"))  # type: ignore[arg-type]
     kept = len(chains._known)
@@ -47,7 +47,7 @@ def test_a_parent_that_goes_while_it_is_read_is_named_and_the_commit_refuses(
     with open_journal(tmp_path / "data") as journal:
         tenant = journal.tenant("local").id
         journal.append([session("s1", tenant=tenant), *whole_turn(journal, "r1", tenant=tenant)]).result()
-        chains = Chains(journal, b"secret", None, b"", None, None, frozenset(), {})  # type: ignore[arg-type]
+        chains = Chains(journal, b"secret", None, b"", None, {})  # type: ignore[arg-type]
 
         def deleted_meanwhile(self: Chains, turn: SimpleNamespace) -> tuple[()]:
             assert retention.delete(journal, tenant, "r1").result()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,9 @@ from zjournal.sessions.diff import Diff, Rendered, Source, compare
 
 BYTES = vocabulary.Vocabulary(vocabulary.pack([*(bytes([byte]) for byte in range(256)), b"ab"]))
 LONG = "A reminder that is long enough to be known again wherever it stands."
+
+EQUAL_JSON = "equal JSON, other bytes: the client spelled the same value in another way"
+SAMPLED = "<think>\nHm.\n</think>\n\nWell."
 
 Part = str | tuple[str, Any]
 
@@ -43,6 +47,38 @@ def message(index: int, text: str, role: str = "user") -> tuple[str, str, str]:
 
 def run(a: Rendered, b: Rendered, context: int = 4) -> Diff:
     return compare(a, b, context)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "verdict", "reason"),
+    [
+        ("messages[1].content", "Well.", "client-changed", "the client left out the thoughts of an answer"),
+        ("response[resp_1]", "Well.", "render-changed", "the dialect does not keep its thoughts any longer"),
+        ("response[resp_1]", SAMPLED, "render-changed", "as sampled on one side and as text on the other"),
+        ("response[resp_2]", "Well.", "client-changed", "the clients continued different answers"),
+        ("messages[1].content", "Well?", "client-changed", "the client's texts differ"),
+        ("messages[1].reasoning_content", "Other.", "client-changed", "the client's texts differ"),
+    ],
+)
+def test_an_answer_and_what_stands_in_its_place(path: str, value: str, verdict: str, reason: str) -> None:
+    """O09: who left the thoughts out, the client or the template."""
+    sampled = prompt("<a>", ("response:resp_1", SAMPLED, "assistant"), "<end>")
+    other = prompt("<a>", (path, value, "assistant"), "<u>" if value == SAMPLED else "<end>")
+    if value == SAMPLED:  # the same text in other tokens
+        other = msgspec.structs.replace(other, ids=wire.pack_ids([*b"<a>", *SAMPLED.encode()[:-2], 256, *b"<u>"]))
+    for a, b in ((sampled, other), (other, sampled)):
+        found = run(a, b)
+        assert (found.verdict, reason in found.reason) == (verdict, True), found.reason
+
+
+def test_what_the_journal_knows_of_a_change_is_told() -> None:
+    sampled = prompt("<a>", ("response:resp_1", SAMPLED, "assistant"), "<end>")
+    other = prompt("<a>", ("messages[1].tool_calls[0].function", {"name": "f"}, "assistant"), "<end>")
+    other = msgspec.structs.replace(other, changed={"resp_1": "arguments of call 0"})
+    for a, b in ((sampled, other), (other, sampled)):
+        found = run(a, b)
+        assert found.reason == "the client changed an answer that it sent back: arguments of call 0"
+        assert found.verdict == "client-changed"
 
 
 def test_the_same_prompt_is_identical() -> None:
@@ -144,10 +180,11 @@ def test_other_vocabularies_cannot_be_compared() -> None:
     [
         ({"name": "a", "d": "x"}, {"name": "a", "d": "y"}, ".d", "the client's texts differ"),
         ({"a": {"b": [1, {"c": 2}]}}, {"a": {"b": [1, {"c": 3}]}}, ".a.b[1].c", "the client's texts differ"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "", "the client wrote the same JSON in other bytes"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "", EQUAL_JSON),
         ({"a": 1, "b": 2}, {"a": 2, "b": 3}, "", "the client's texts differ"),
-        ('{"a":1,"b":2}', '{"b": 2, "a": 1}', "", "the client wrote the same JSON in other bytes"),
-        ('{"a":1}', '{"a": 1}', "", "the client's texts differ in white space only"),
+        ('{"a":1,"b":2}', '{"b": 2, "a": 1}', "", EQUAL_JSON),
+        ('{"a":1}', '{"a": 1}', "", EQUAL_JSON),
+        ({"name": "f", "arguments": '{"a":1.0}'}, {"name": "f", "arguments": '{"a": 1}'}, ".arguments", EQUAL_JSON),
         ("reply", "reply\n", "", "the client's texts differ in white space only"),
         ("{no json", "{no  JSON", "", "the client's texts differ"),
     ],

@@ -14,7 +14,8 @@ from zjournal.checkpoint.tokenizer import Tokenizer
 from zjournal.dialects.chatml import ChatML
 from zjournal.journal import events
 from zjournal.link import wire
-from zjournal.sessions import follow
+from zjournal.sessions import follow, vocabulary
+from zjournal.sessions.reading import Model, Terms, recorded_model
 
 USAGE = ask.Usage(3, 0, 0)
 END = ask.Ended("stop", USAGE)
@@ -26,8 +27,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_header(gguf.read_header(path))
 
 
-def reader(tokenizer: Tokenizer, *stop: str) -> follow.Reader:
-    return follow.reader(tokenizer, ChatML(), frozenset(tokenizer.eos_ids), stop)
+def reader(tokenizer: Tokenizer, *stop: str, tools: tuple[ask.ToolSpec, ...] = (), begun: str = "") -> follow.Reader:
+    """Of a model that writes thoughts, with tags that are ordinary text."""
+    model = Model.today(tokenizer, ChatML(tokenizer, thinks=True), frozenset(tokenizer.eos_ids))
+    return model.reader(Terms(tools, stop, begun))
+
+
+def read_text(ids: list[int], with_reader: follow.Reader) -> str:
+    return follow.text_of([delta for token in ids for delta in with_reader.feed(token)] + with_reader.end())
 
 
 async def collect(tail: follow.Tail, with_reader: follow.Reader) -> list[ask.Step]:
@@ -35,7 +42,7 @@ async def collect(tail: follow.Tail, with_reader: follow.Reader) -> list[ask.Ste
 
 
 def text_of(steps: list[ask.Step]) -> str:
-    return "".join(step.text for step in steps if isinstance(step, ask.TextDelta))
+    return follow.text_of([step for step in steps if isinstance(step, ask.Delta)])
 
 
 def test_tokens_run_at_most_64_ahead_of_what_is_durable(tokenizer: Tokenizer) -> None:
@@ -123,12 +130,12 @@ def test_a_recorded_tail_is_the_fold_of_the_facts() -> None:
 
 def test_end_tokens_are_not_text(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("bye"), tokenizer.control["<|im_end|>"]]
-    assert follow.read_text(ids, reader(tokenizer)) == "bye"
+    assert read_text(ids, reader(tokenizer)) == "bye"
 
 
 def test_a_character_that_never_came_whole_is_shown_as_such(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("é☃")[:-1]
-    assert follow.read_text(ids, reader(tokenizer)).endswith("�")
+    assert read_text(ids, reader(tokenizer)).endswith("�")
 
 
 # --- logprobs -----------------------------------------------------------------------------------------
@@ -203,3 +210,141 @@ def test_a_recorded_tail_has_the_logprobs_of_its_facts() -> None:
     assert (tail.ids, tail.logprobs) == ([7, 8, 9], entries)
     without = follow.without_end(tail)
     assert (without.ids, without.logprobs) == ([7, 8], entries[:2])
+
+
+# --- thoughts and calls -------------------------------------------------------------------------------
+
+TOOLS = (ask.ToolSpec("ls"),)
+SPOKEN = (
+    '<think>\nFirst I look. </think>\n\nLet me <see>.\n<tool_call>\n{"name": "ls", "arguments": {"path": "a☃"}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",), ("☃☃", "</tool_call>>")])
+def test_thoughts_text_and_calls_are_told_apart_also_behind_stop_strings(
+    tokenizer: Tokenizer, stop: tuple[str, ...]
+) -> None:
+    to = reader(tokenizer, *stop, tools=TOOLS)
+    steps = feed_all(to, tokenizer.encode(SPOKEN))
+    assert "".join(step.text for step in steps if isinstance(step, ask.ReasoningDelta)) == "First I look. "
+    assert text_of(steps) == "Let me <see>."
+    assert [step for step in steps if isinstance(step, ask.CallStarted)] == [
+        ask.CallStarted(0, "ls"),
+        ask.CallStarted(1, "ls"),
+    ]
+    arguments = ["".join(s.text for s in steps if isinstance(s, ask.CallArguments) and s.index == i) for i in (0, 1)]
+    assert arguments == ['{"path": "a☃"}', "{}"]
+    assert [step for step in steps if isinstance(step, ask.CallEnded)] == [ask.CallEnded(0), ask.CallEnded(1)]
+    assert to.reasoning == len(tokenizer.encode("<think>\nFirst I look. "))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(1, 9), min_size=1), stop=st.sampled_from(["", "see", '"path', "</tool_call>\n<"]))
+def test_the_steps_of_calls_do_not_depend_on_the_batches(tokenizer: Tokenizer, cuts: list[int], stop: str) -> None:
+    ids = tokenizer.encode(SPOKEN)
+    stops = (stop,) if stop else ()
+
+    async def batched() -> list[ask.Step]:
+        tail = follow.Tail()
+        task = asyncio.create_task(collect(tail, reader(tokenizer, *stops, tools=TOOLS)))
+        at = step = 0
+        while at < len(ids):
+            size = cuts[step % len(cuts)]
+            tail.ids.extend(ids[at : at + size])
+            tail.durable, tail.calls = at, step
+            tail.wake()
+            await asyncio.sleep(0)
+            at, step = at + size, step + 1
+        tail.durable, tail.calls, tail.end = len(ids), 2, END
+        tail.wake()
+        return await task
+
+    whole = follow.Tail()
+    whole.ids, whole.durable, whole.calls, whole.end = ids, len(ids), 2, END
+    expected = asyncio.run(collect(whole, reader(tokenizer, *stops, tools=TOOLS)))
+    assert asyncio.run(batched()) == expected
+    said = SPOKEN.partition(stop)[0] if stop else SPOKEN
+    whole_calls = said.count("}}\n")
+    ends = [step.truncated for step in expected if isinstance(step, ask.CallEnded)]
+    assert ends == [False] * whole_calls + [True] * (len(ends) - whole_calls)
+
+
+def test_that_a_call_is_whole_waits_for_its_fact_and_what_follows_waits_behind_it(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        tail = follow.Tail()
+        told: list[ask.Step] = []
+
+        async def listen() -> None:
+            async for step in follow.follow(tail, reader(tokenizer, tools=TOOLS)):
+                told.append(step)
+
+        listening = asyncio.create_task(listen())
+        tail.ids.extend(tokenizer.encode(SPOKEN))
+        tail.wake()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert isinstance(told[-1], ask.CallArguments)
+        tail.durable, tail.calls = len(tail.ids), 1
+        tail.wake()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [step for step in told if isinstance(step, ask.CallEnded)] == [ask.CallEnded(0)]
+        tail.end = ask.Broke("journal_unavailable", "x", USAGE)  # the fact of the second was lost
+        tail.wake()
+        await listening
+        assert [step.truncated for step in told if isinstance(step, ask.CallEnded)] == [False, True]
+
+    asyncio.run(run())
+
+
+def test_the_end_tells_how_many_tokens_were_thoughts(tokenizer: Tokenizer) -> None:
+    tail = follow.Tail()
+    tail.ids = tokenizer.encode(SPOKEN)
+    tail.durable, tail.calls, tail.end = len(tail.ids), 2, END
+    to = reader(tokenizer, tools=TOOLS)
+    *_, end = asyncio.run(collect(tail, to))
+    assert isinstance(end, ask.Ended) and 0 < end.usage.reasoning == to.reasoning < len(tail.ids)
+
+
+def test_what_the_prompt_has_begun_is_gone_on_with(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("First.\n</think>\n\nLow.")
+    for begun, thoughts, text in (("<think>\n", "First.", "Low."), ("", "", "First.\n</think>\n\nLow.")):
+        steps = feed_all(reader(tokenizer, begun=begun), ids)
+        assert "".join(step.text for step in steps if isinstance(step, ask.ReasoningDelta)) == thoughts
+        assert text_of(steps) == text
+    closed = feed_all(reader(tokenizer, begun="<think>\n\n</think>\n\n"), tokenizer.encode("Low."))
+    assert text_of(closed) == "Low."
+
+
+def test_logprobs_are_those_of_the_text_and_of_nothing_beside_it(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(SPOKEN)
+    steps = feed_all(reader(tokenizer, tools=TOOLS), ids)
+    found = b"".join(one.token for one in told_logprobs(steps))
+    assert found == b"Let me <see>."
+    assert all(one.token for one in told_logprobs(steps))
+
+
+class Spoken:
+    """A vocabulary with tags that are tokens."""
+
+    words = (b"<tool_call>", b"</tool_call>", b'{"name": "ls", ', b'"arguments": {}}', b"<tool", b"_call>", b"say ")
+
+    def reader(self, *stop: str) -> follow.Reader:
+        words = vocabulary.Vocabulary(vocabulary.pack(self.words, (0, 1)))
+        return recorded_model(words, "chatml").reader(Terms(TOOLS, stop))
+
+
+@pytest.mark.parametrize("stop", [(), ("unsaid",), ("tool_call>x",)])
+def test_only_the_token_is_a_tag_also_behind_stop_strings(stop: tuple[str, ...]) -> None:
+    """What spells the tag in other tokens is data, and stop strings that hold bytes back do not change it."""
+    to = Spoken().reader(*stop)
+    steps = [delta for token in (6, 4, 5, 0, 2, 3, 1) for delta in to.feed(token)] + to.end()
+    assert text_of(steps) == "say <tool_call>"
+    assert [step.name for step in steps if isinstance(step, ask.CallStarted)] == ["ls"]
+
+
+def test_a_stop_string_inside_a_tag_ends_the_text_before_it() -> None:
+    to = Spoken().reader("call>{")
+    steps = [delta for token in (6, 0, 2) for delta in to.feed(token)] + to.end()
+    assert text_of(steps) == "say <tool_"

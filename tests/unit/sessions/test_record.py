@@ -171,3 +171,13 @@ def test_a_damaged_record_is_refused(change: dict[str, Any], said: str) -> None:
     damaged = msgspec.msgpack.encode(msgspec.structs.replace(record._decode(data), **change))
     with pytest.raises(ValueError, match=said):
         back(damaged)
+
+
+def test_an_answer_that_was_written_anew_stands_once() -> None:
+    """Its text is among the tokens, under the name of its response and not of a place in the body."""
+    said = LONG + "as it was said."
+    body = json.dumps({"messages": [*chat("q"), {"role": "assistant", "content": said}, *chat("r")]}).encode()
+    prompt = Prompt(("", "<u>"), ("messages[0].content", "q"), ("", "<a>"), ("response[resp_1]", said), ("", "<u>r"))
+    data = pack(body, prompt.ids, prompt.spans, spelled, nothing)
+    assert back(data) == (body, prompt.ids, tuple(prompt.spans))
+    assert data.count(LONG.encode()) == 0 and bytes(prompt.ids).count(LONG.encode()) == 1

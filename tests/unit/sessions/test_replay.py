@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.sessions.talk import END, FINGERPRINT, VOCABULARY, Talk, ids
+from zjournal.api.recorded import DECODERS
 from zjournal.errors import BadRequest, NotFound
 from zjournal.journal import events, removal, retention
 from zjournal.journal.log import SERVER_TENANT
 from zjournal.link import wire
-from zjournal.sessions import replay, vocabulary
+from zjournal.sessions import fences, replay, vocabulary
 from zjournal.sessions.prompts import Prompts
 from zjournal.sessions.record import Record
 from zjournal.sessions.replay import Asked, Part, Place
@@ -36,7 +37,7 @@ def talk(tmp_path: Path):
 
 def recordings(talk: Talk, words: bytes = VOCABULARY) -> replay.Recordings:
     digest = talk.journal.digest(SERVER_TENANT, words)
-    return replay.Recordings(talk.journal, digest, vocabulary.Vocabulary(words))
+    return replay.Recordings(talk.journal, digest, vocabulary.Vocabulary(words), DECODERS)
 
 
 def asked_of(talk: Talk, response: str, words: bytes = VOCABULARY) -> Asked:
@@ -60,7 +61,7 @@ def place(**changed: object) -> Place:
 def write(talk: Talk, asked: Asked, where: Place) -> events.RequestAccepted:
     tenant = asked.turn.tenant
     record = talk.journal.digest(tenant, asked.record) if asked.record else asked.accepted.record
-    accepted = replay.accepted_again(asked, where, record)
+    accepted = replay.accepted_again(asked, where, record, b"")
     work = functools.partial(replay.write, asked=asked, place=where, accepted=accepted)
     talk.journal.run(work).result()
     return accepted
@@ -108,10 +109,10 @@ def test_a_turn_is_asked_with_what_is_recorded_of_it(talk: Talk) -> None:
     assert list(asked.ids) == ids("more")
     assert list(asked.output) == ids("no")
     assert asked.record == b"", "the recorded one serves"
-    accepted = replay.accepted_again(asked, place(), asked.accepted.record)
+    accepted = replay.accepted_again(asked, place(), asked.accepted.record, b"digest")
     was = asked.accepted
     assert (accepted.temperature, accepted.seed, accepted.parent) == (was.temperature, was.seed, was.parent)
-    assert (accepted.max_tokens, accepted.salt) == (len(ids("no")), "salty")
+    assert (accepted.max_tokens, accepted.salt, accepted.fence) == (len(ids("no")), "salty", b"digest")
     assert was.history and not accepted.history
 
 
@@ -252,3 +253,16 @@ def test_parts_that_were_not_recorded_are_unknown_unless_the_fingerprint_is_the_
     assert parts(maker(parts=())) == ()
     found = parts(maker(fingerprint="g", parts=()))
     assert {(part.name, part.recorded) for part in found} == {(name, replay.UNKNOWN) for name in NOW.parts}
+
+
+def test_a_fence_that_is_derived_otherwise_is_a_part_that_differs() -> None:
+    secret = b"s" * 32
+    one, other = wire.Fence(grammar='start: "a"\n', whole=True), wire.Fence(grammar='start: "b"\n', whole=True)
+    recorded = fences.digest(one, secret)
+    assert len(recorded) == fences.DIGEST_BYTES and recorded != fences.digest(one, b"t" * 32)
+    assert fences.digest(None, secret) == b""
+    assert replay.fence_part(recorded, fences.digest(one, secret)) == ()
+    (part,) = replay.fence_part(recorded, fences.digest(other, secret))
+    assert (part.name, part.recorded) == ("fence", recorded.hex()[: replay.PART_HEX])
+    (gone,) = replay.fence_part(recorded, b"")
+    assert gone.now == replay.UNKNOWN

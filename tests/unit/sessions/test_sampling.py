@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.sessions.talk import Talk
 from tests.unit.sessions.test_transfer import lines_of, refused, sealed, write
-from zjournal import ask
+from zjournal import ask, loops
 from zjournal.journal import compact, events
 from zjournal.journal.events import Fact
 from zjournal.journal.log import Journal
@@ -96,6 +96,20 @@ def test_defaults_take_no_room_and_change_nothing() -> None:
 @pytest.mark.parametrize("value", [float("nan"), -1e9, 1e12])
 def test_a_foreign_record_out_of_range_is_named(name: str, value: float) -> None:
     assert sampling.wrong(request(**{name: value})) == name
+
+
+@pytest.mark.parametrize("guard", [(1,), (-1, 1, 2, 1, 0, 0, 1), (0, 1, 2, 1, 0, 0, 1, 0), (0, 1, 2, 1, 0, 0, 10**9)])
+def test_foreign_limits_of_the_guard_are_looked_at(guard: tuple[int, ...]) -> None:
+    assert sampling.wrong(request(guard=guard)) == "guard"
+
+
+def test_a_turn_is_asked_again_with_the_limits_it_had() -> None:
+    limits = loops.limits("run=9")
+    assert sampling.wrong(request(guard=limits)) is None
+    again = events.decode_body(events.encode_body(request(guard=limits)))
+    assert isinstance(again, events.RequestAccepted)
+    assert sampling.guarded(again) == wire.Guard(9, *limits[1:])
+    assert sampling.guarded(request()) is None
 
 
 # --- logprobs -----------------------------------------------------------------------------------------

@@ -20,12 +20,16 @@ from zjournal import ask
 from zjournal.api.recorded import DECODERS
 from zjournal.errors import BadRequest, Fault, ImportFault
 from zjournal.journal import events, retention
+from zjournal.journal.events import Fact
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
 from zjournal.sessions import exported, identity, importing
+from zjournal.sessions.follow import text_of
 from zjournal.sessions.importing import Imported, ImportFile, import_file
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.prompts import Prompts
+from zjournal.sessions.reading import Answers, Models
+from zjournal.sessions.records import Records
 from zjournal.sessions.transfer import Selection, export
 
 JOURNALS_OWN = ("tenant", "calls", "history", "key", "record", "client", "item_secret")
@@ -305,6 +309,8 @@ LIES: dict[str, Change] = {
     "continues resp_0": _fact("request_accepted", lambda line: line["body"].update(parent="resp_0", previous="")),
     "not its parent": _fact("request_accepted", lambda line: line["body"].update(parent="", previous="resp_1")),
     "protocol": _fact("request_accepted", lambda line: line["body"].update(protocol="telnet")),
+    "dialect 'klingon' is unknown": _fact("request_accepted", lambda line: line["body"].update(dialect="klingon")),
+    "a content of it is not in": _fact("request_accepted", lambda line: line["body"].update(tools=2)),
     "session is no id": _fact("request_accepted", lambda line: line["body"].update(session="a b")),
     "names no response": _fact("request_accepted", lambda line: line["body"].update(response="")),
     "is never opened": _fact("request_accepted", lambda line: line["body"].update(session="s_9")),
@@ -336,6 +342,34 @@ def test_a_file_that_lies(said: str, talk: Talk, other: Journal, tmp_path: Path)
     for line in lines:
         LIES[said](line)
     assert said in refused(other, tmp_path / "f", sealed(lines))
+
+
+@pytest.mark.parametrize(("index", "said"), [(0, "without any"), (1, "not one run")])
+def test_calls_that_an_answer_cannot_have_made(
+    index: int, said: str, talk: Talk, other: Journal, tmp_path: Path
+) -> None:
+    *facts, end = talk.facts("resp_9", "hi", "yes", "", "s_1", True)
+    called = events.ToolCalled(tenant=talk.tenant, response="resp_9", call=b"k" * 16, index=index)
+    for fact in (*facts, Fact(called), end):
+        talk.journal.append([fact] if isinstance(fact, Fact) else fact).result()
+    path = tmp_path / "f"
+    write(path, talk.journal)
+    assert said in refused(other, path, path.read_bytes())
+
+
+def test_what_a_file_says_was_begun_cannot_confuse_a_parser(talk: Talk, other: Journal, tmp_path: Path) -> None:
+    lines = lines_of(talk.journal)[:-1]
+    lie = _fact("request_accepted", lambda line: line["body"].update(begun='<tool_call>{"name": "x", "arguments": '))
+    for line in lines:
+        lie(line)
+    path = tmp_path / "f"
+    path.write_bytes(sealed(lines))
+    import_file(other, ImportFile(str(path)))
+    turn = other.turn("resp_1")
+    assert turn is not None
+    makers = Makers(other)
+    answer = Answers(other, Records(other, makers), Models(makers), DECODERS).of(turn)
+    assert answer is not None and text_of(answer.deltas) == "uno"
 
 
 def test_a_content_that_says_nothing(talk: Talk, other: Journal, tmp_path: Path) -> None:

@@ -24,8 +24,24 @@ def test_what_was_packed_is_read(tokens: list[bytes]) -> None:
 
 
 def test_the_format_is_the_documented_one() -> None:
-    assert pack([b"a", b"", b"bc"]) == b"zjvocab\0" + struct.pack("<IIIII", 1, 3, 1, 0, 2) + b"abc"
+    assert pack([b"a", b"", b"bc"], [2, 0]) == b"zjvocab\0" + struct.pack("<8I", 2, 3, 1, 0, 2, 2, 0, 2) + b"abc"
     assert f"at most {TOKENS_MAX:,} |" in PAGE
+
+
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True), st.data())
+def test_a_dialect_can_be_built_with_what_was_recorded(words: list[str], data: st.DataObject) -> None:
+    special = data.draw(st.sets(st.sampled_from(range(len(words)))))
+    vocabulary = Vocabulary(pack([word.encode() for word in words], special))
+    assert vocabulary.control == special
+    tokens = vocabulary.tokens()
+    assert tokens.control == {words[token]: token for token in special}
+    assert [tokens.decode(tokens.encode(word)) for word in words] == words
+
+
+def test_a_vocabulary_of_version_1_is_read_and_knows_no_control_tokens() -> None:
+    vocabulary = Vocabulary(b"zjvocab\0" + struct.pack("<5I", 1, 3, 1, 0, 2) + b"abc")
+    assert [vocabulary.token(token) for token in range(3)] == [b"a", b"", b"bc"]
+    assert vocabulary.control == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -33,9 +49,11 @@ def test_the_format_is_the_documented_one() -> None:
     [
         (b"", "is none"),
         (b"zjvocab\1" + bytes(8), "is none"),
-        (b"zjvocab\0" + struct.pack("<II", 2, 0), "of version 2"),
+        (b"zjvocab\0" + struct.pack("<II", 3, 0), "of version 3"),
         (b"zjvocab\0" + struct.pack("<II", 1, TOKENS_MAX + 1), "cannot hold"),
         (b"zjvocab\0" + struct.pack("<II", 1, 2) + bytes(4), "cannot hold 2"),
+        (b"zjvocab\0" + struct.pack("<III", 2, 1, 1) + b"a", "cannot hold 1"),
+        (b"zjvocab\0" + struct.pack("<5I", 2, 1, 1, 1, 1) + b"a", "does not have"),
         (pack([b"abc"])[:-1], "2 bytes, not 3"),
         (pack([b"abc"]) + b"d", "4 bytes, not 3"),
     ],

@@ -1,8 +1,9 @@
 """From one row of logits to a token: a pure function of logits, settings, seed, position and the tokens so far.
 
-The order is fixed: logit_bias, repetition_penalty, frequency and presence penalty, min_tokens; then temperature, top_k,
-top_p, min_p. The first four change logits, and what they leave is what greedy takes; the last
-four choose among probabilities, as in the transformers library. Equal values are ordered by token id, lowest first.
+The order is fixed: logit_bias, repetition_penalty, frequency and presence penalty, min_tokens, what fence and guard
+allow; then temperature, top_k, top_p, min_p. The first five change logits, and what they leave is what greedy takes;
+the last four choose among probabilities, as in the transformers library. Equal values are ordered by token id, lowest
+first.
 
 The noise is counter-based: it is a hash of the seed and the position and keeps no state, so a row draws the same
 token alone, in any batch, behind any number of drafts, and when it is generated again after a restart.
@@ -43,15 +44,34 @@ def choose(
     ids: np.ndarray = _NO_IDS,
     prompt: int = 0,
     end_tokens: Collection[int] = (),
+    allowed: np.ndarray | None = None,
+    banned: Collection[int] = (),
 ) -> int | None:
     """The token for output position `index`. `logits`: fp32 [vocab]. None if they are not numbers.
 
     `ids` are all tokens before it, [prompt + index], the first `prompt` of them the prompt; only penalties look.
-    `end_tokens` cannot come before `sampling.min_tokens`; None as well where nothing else is left.
+    `end_tokens` cannot come before `sampling.min_tokens`. `allowed`: a bit for each token that may come, uint32
+    [vocab / 32 or more]; `banned` may not. None as well where nothing is left.
     """
-    if not _has_best(logits):  # before min_tokens may hide it
+    if not has_best(logits):  # before what follows may hide it
         return None
     scores = adjusted(logits, sampling, index, ids, prompt, end_tokens)
+    if allowed is not None:
+        legal = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), count=len(scores), bitorder="little"))
+        if banned:
+            legal = np.setdiff1d(legal, list(banned), assume_unique=True)
+        at = _drawn(scores[legal], sampling, index)
+        return int(legal[at]) if at is not None else None
+    if banned:
+        scores = scores.copy()
+        scores[list(banned)] = -np.inf
+    return _drawn(scores, sampling, index)
+
+
+def _drawn(scores: np.ndarray, sampling: wire.Sampling, index: int) -> int | None:
+    """Which of the scores is chosen; None where none is finite."""
+    if not len(scores):
+        return None
     best = int(np.argmax(scores))  # the first of equals
     if not np.isfinite(scores[best]):
         return None
@@ -126,7 +146,8 @@ def logprobs(logits: np.ndarray, token: int, alternatives: int) -> bytes:
     return wire.pack_logprobs(float(scores[token]), [(int(other), float(scores[other])) for other in best])
 
 
-def _has_best(logits: np.ndarray) -> bool:
+def has_best(logits: np.ndarray) -> bool:
+    """Whether the logits are numbers, as far as the best one tells."""
     return bool(np.isfinite(logits[int(np.argmax(logits))]))  # argmax finds the first NaN if there is one
 
 

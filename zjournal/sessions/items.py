@@ -1,0 +1,163 @@
+"""What a client sees of an answer, and what of it the client sends back: deltas to items, turns of items, changes.
+
+A client may send an answer back in any form that its protocol has: calls before or behind the text, in one message or
+in several items, with its thoughts or without. So an assistant's turn is compared in one form: the whole text as one
+message, unless there are calls and no text, then the calls in their order. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from zjournal import ask
+from zjournal.sessions import identity
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Items `start` to `end` of a conversation that belong together: one item, or an assistant's turn."""
+
+    start: int
+    end: int
+    items: tuple[ask.Item, ...]  # of the turn, in the one form; thoughts left out
+    thoughts: str = ""
+    said: bool = False  # by the assistant
+
+    @property
+    def calls(self) -> tuple[ask.Call, ...]:
+        return tuple(item for item in self.items if isinstance(item, ask.Call))
+
+
+def items_of(
+    deltas: Iterable[ask.Delta], call_id: Callable[[int], str], path: str = ""
+) -> tuple[ask.Message | ask.Call, ...]:
+    """The items of an answer. `call_id` gives the id of call 0, 1, …; `path` is what its texts are said to come from.
+
+    A call that was cut, or has no sound arguments, is one as well: with the arguments that were told of it.
+    """
+    texts: list[str] = []
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        match delta:
+            case ask.TextDelta(text=text):
+                texts.append(text)
+            case ask.CallStarted(index=index, name=name):
+                names[index], arguments[index] = name, []
+            case ask.CallArguments(index=index, text=text):
+                arguments[index].append(text)
+    calls = [ask.Call(call_id(index), name, "".join(arguments[index]), path) for index, name in names.items()]
+    return _formed("".join(texts), calls, path)
+
+
+def _formed(text: str, calls: Sequence[ask.Call], path: str) -> tuple[ask.Message | ask.Call, ...]:
+    message = ask.Message("assistant", (ask.Text(text, path),))
+    return (message, *calls) if text or not calls else tuple(calls)
+
+
+def thoughts_of(deltas: Iterable[ask.Delta]) -> str:
+    """What was thought in an answer."""
+    return "".join(delta.text for delta in deltas if isinstance(delta, ask.ReasoningDelta))
+
+
+def units(items: Sequence[ask.Item]) -> list[Unit]:
+    """The conversation in units, which cover all items in order.
+
+    An assistant's items are one turn as far as there are calls among them; messages without calls are turns of their
+    own, for two answers may follow each other.
+    """
+    found: list[Unit] = []
+    at = 0
+    while at < len(items):
+        end = at + 1
+        if _assistants(items[at]):
+            while end < len(items) and _assistants(items[end]):
+                end += 1
+            found += _turns(items, at, end)
+        else:
+            found.append(Unit(at, end, (items[at],), said=isinstance(items[at], ask.Output)))
+        at = end
+    return found
+
+
+def _assistants(item: ask.Item) -> bool:
+    return isinstance(item, ask.Thought | ask.Call) or (isinstance(item, ask.Message) and item.role == "assistant")
+
+
+def _turns(items: Sequence[ask.Item], start: int, end: int) -> Iterator[Unit]:
+    """The turns of a run of an assistant's items."""
+    if any(isinstance(item, ask.Call) for item in items[start:end]):
+        yield _turn(items, start, end)
+        return
+    at = start
+    for index in range(start, end):
+        if isinstance(items[index], ask.Message) or index + 1 == end:
+            yield _turn(items, at, index + 1)
+            at = index + 1
+
+
+def _turn(items: Sequence[ask.Item], start: int, end: int) -> Unit:
+    run = items[start:end]
+    calls = [item for item in run if isinstance(item, ask.Call)]
+    messages = [item for item in run if isinstance(item, ask.Message)]
+    formed: tuple[ask.Item, ...]
+    if len(messages) == 1 and (messages[0].text or not calls):
+        formed = (messages[0], *calls)
+    else:
+        formed = _formed("".join(message.text for message in messages), calls, "")
+    thoughts = "".join(item.text for item in run if isinstance(item, ask.Thought))
+    return Unit(start, end, formed, thoughts, said=True)
+
+
+def digests(found: Sequence[Unit], start: bytes) -> list[bytes]:
+    """The rolling digest after each unit; that of nothing, `start`, if there is none."""
+    behind: list[bytes] = []
+    for unit in found:
+        behind.append(identity.history(behind[-1] if behind else start, unit.items))
+    return behind or [start]
+
+
+def change(ours: ask.Output, theirs: Unit | None, known: bool = False) -> str:
+    """What a client changed of an answer of ours, in a few words; "" if nothing. None: it is not there at all.
+
+    `known`: their digests are equal, so that only thoughts can differ.
+    """
+    if theirs is None:
+        return "left out"
+    if known:
+        return "thoughts" if theirs.thoughts and theirs.thoughts != ours.thoughts else ""
+    found = _calls_changed([item for item in ours.items if isinstance(item, ask.Call)], theirs.calls)
+    text, other = _text(ours.items), _text(theirs.items)
+    if text != other:
+        found.append("white space of the text" if "".join(text.split()) == "".join(other.split()) else "text")
+    if theirs.thoughts and theirs.thoughts != ours.thoughts:
+        found.append("thoughts")
+    return ", ".join(found)
+
+
+def _text(items: Sequence[ask.Item]) -> str:
+    return "".join(item.text for item in items if isinstance(item, ask.Message))
+
+
+def _calls_changed(ours: Sequence[ask.Call], theirs: Sequence[ask.Call]) -> list[str]:
+    own, sent = [call.call_id for call in ours], [call.call_id for call in theirs]
+    if own != sent:
+        if [_value(call) for call in ours] == [_value(call) for call in theirs]:
+            return ["call ids"]
+        if sorted(own) == sorted(sent):
+            return ["order of calls"]
+        missing, added = set(own) - set(sent), set(sent) - set(own)
+        return ["calls left out"] * bool(missing) + ["calls added"] * bool(added) or ["calls repeated"]
+    found = []
+    for index, (call, other) in enumerate(zip(ours, theirs, strict=True)):
+        if call.name != other.name:
+            found.append(f"name of call {index}")
+        same = call.arguments == other.arguments
+        if not same and identity.canonical(call.arguments) != identity.canonical(other.arguments):
+            found.append(f"arguments of call {index}")
+    return found
+
+
+def _value(call: ask.Call) -> tuple[str, str]:
+    return call.name, identity.canonical(call.arguments)
