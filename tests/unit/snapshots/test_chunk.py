@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import stat
@@ -92,6 +93,40 @@ def test_a_raw_file_is_header_and_blocks(folder):
     data = path_of(folder, made).read_bytes()
     first, second = chunks.kv(made)
     assert data == format.encode(header) + bytes(first).ljust(8192, b"\0") + bytes(second).ljust(8192, b"\0")
+
+
+def _aligned_kv(made):
+    blocks = chunks.room(made)
+    for block, values in zip(blocks, chunks.kv(made), strict=True):
+        block[:] = values
+    return blocks
+
+
+def test_what_is_written_past_the_page_cache_is_the_same_file(folder):
+    made = chunks.make(chunks.tokens(250))
+    chunks.store(folder, made)
+    usual = path_of(folder, made).read_bytes()
+    chunk.write(folder, made, _aligned_kv(made), Packer(Codec.RAW))
+    assert path_of(folder, made).read_bytes() == usual
+
+
+@pytest.mark.parametrize("whole", [0, 1, 3])
+def test_a_file_system_that_will_not_write_past_the_cache_gets_the_rest_as_usual(folder, monkeypatch, whole):
+    made = chunks.make(chunks.tokens(250))
+    usual, calls = os.pwritev, []
+
+    def refuse(descriptor, parts, at):
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        calls.append(bool(direct))
+        if direct and len(calls) > whole:
+            raise OSError(errno.EINVAL, "not here")
+        return usual(descriptor, parts[:2] if direct else parts, at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    chunk.write(folder, made, _aligned_kv(made), Packer(Codec.RAW))
+    assert calls[: whole + 1] == [True] * (whole + 1)
+    assert calls[whole + 1 :] and not any(calls[whole + 1 :])
+    assert content(folder, made) == [bytes(block) for block in chunks.kv(made)]
 
 
 def test_zstd_stores_less_and_says_its_level(folder):
