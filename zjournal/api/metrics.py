@@ -59,7 +59,12 @@ class Metrics:
         self._draft_tokens = Counter(
             "zj_draft_tokens_total", "Tokens that were guessed ahead, by outcome.", ("outcome",), registry=registry
         )
-        self._engine_counts = (0, 0, 0, 0)  # preemptions, recomputed, drafted, accepted, as it told them last
+        self._backups_lost = Counter(
+            "zj_snapshot_backups_lost_total",
+            "States given up before all of them was on disk: no room, or memory was needed first.",
+            registry=registry,
+        )
+        self._engine_counts = (0,) * 5  # as it told them last, in the order of `gauges`
         self._snapshot_bytes = Gauge("zj_snapshot_bytes", "Bytes of KV on disk.", registry=registry)
         self._snapshots = Gauge("zj_snapshots", "States that can be restored from disk.", registry=registry)
         self._snapshot_chunks = Gauge("zj_snapshot_chunks", "Chunks of KV on disk.", registry=registry)
@@ -124,10 +129,11 @@ class Metrics:
         self._snapshot_chunks.set(gauges.snapshot_chunks)
         self._host_bytes.set(gauges.host_bytes)
         self._backups_off.set(int(gauges.backups_off))
-        counts = (gauges.preemptions, gauges.recomputed, gauges.drafted, gauges.accepted)
+        counts = (gauges.preemptions, gauges.recomputed, gauges.drafted, gauges.accepted, gauges.backups_lost)
         more = [now - before for now, before in zip(counts, self._engine_counts, strict=True)]
         self._engine_counts = counts
-        preemptions, recomputed, drafted, accepted = more
+        preemptions, recomputed, drafted, accepted, lost = more
+        self._backups_lost.inc(lost)
         self._preemptions.inc(preemptions)
         self._recomputed_tokens.inc(recomputed)
         self._draft_tokens.labels("accepted").inc(accepted)
@@ -141,7 +147,7 @@ class Metrics:
     def engine_crashed(self) -> None:
         """The engine process ended unasked; what it ran and held is gone."""
         self._crashes.inc()
-        self._engine_counts = (0, 0, 0, 0)
+        self._engine_counts = (0,) * 5
         held = (self._running, self._waiting, self._kv_blocks, self._kv_blocks_free, self._states, self._host_bytes)
         for gauge in (*held, self._backups_off):
             gauge.set(0)

@@ -176,7 +176,7 @@ chunk.write(Folder(Path(sys.argv[1])), made, chunks.kv(made), Packer(Codec.RAW),
 """
 
 
-def test_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
+def test_o16_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
     """O16: nobody meets the half-written file, and it is found and removed."""
     made = chunks.make(chunks.tokens(64))
     script = [sys.executable, "-c", KILLED, str(folder.path)]
@@ -185,7 +185,8 @@ def test_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
         child.kill()
     assert refusal(folder, made).reason == Reason.MISSING
     later_ns = time.time_ns() + 10**15
-    found = [one for step in reconcile.walk(folder, lambda *_: None, later_ns, Totals()) for one in step]
+    steps = reconcile.walk(folder, lambda *_: None, lambda _: False, later_ns, Totals())
+    found = [one for step in steps for one in step]
     assert [one.kind for one in found] == [Kind.LEFTOVER]
     assert reconcile.remove(folder, found[0])
     chunks.store(folder, made)
