@@ -245,7 +245,7 @@ EndReason = Literal["stop", "stop_string", "length", "cancelled", "loop", "fence
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one response. prompt = cached + computed, always. `reasoning`: how many of `output` are thoughts."""
+    """Token counts of one response. prompt = cached + computed, always. `reasoning`: thoughts among `output`."""
 
     prompt: int
     cached: int

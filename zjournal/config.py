@@ -121,6 +121,16 @@ def show_size(size: int) -> str:
     return str(size)
 
 
+def about_size(size: int) -> str:
+    """A number of bytes for people, to three digits: 11.8 MiB."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
+
+
 def show_duration(seconds: float) -> str:
     """The shortest exact spelling of a duration: 7d, 90s, 500ms."""
     for unit in ("d", "h", "m", "s"):
@@ -267,7 +277,13 @@ SETTINGS = (
     ),
     Setting("guard", _guard, "on", "Stops answers that loop: on, off, or limits such as run=256,tokens=1024."),
     Setting("snapshots", _choice("on", "off"), "on", "Whether KV is kept on disk, in the data directory: on or off."),
-    Setting("snapshot_limit", _size(SNAPSHOT_BYTES_MIN, KV_BYTES_MAX), "20GiB", "Most disk for KV.", show_size),
+    Setting(
+        "snapshot_limit",
+        _size(SNAPSHOT_BYTES_MIN, KV_BYTES_MAX),
+        "20GiB",
+        "Most disk for KV; 256MiB of the disk stay free.",
+        show_size,
+    ),
     Setting("snapshot_codec", _choice("auto", "raw", "zstd"), "auto", "How KV is stored: auto, raw or zstd."),
     Setting("host_cache", _size(0, KV_BYTES_MAX), "0", "Memory in front of the disk for KV; 0: none.", show_size),
     Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
@@ -328,8 +344,15 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], cwd: Path) -> 
 def check_serving(config: Config) -> None:
     """Refuses what is safe to read but not to serve: an open address without keys, a key file that others can read.
 
-    Raises ConfigFault.
+    And memory that the machine does not have. Raises ConfigFault.
     """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.host_cache > memory:
+        raise ConfigFault(
+            f"host_cache {show_size(config.host_cache)} ({config.origins['host_cache']}) is more than the machine's "
+            f"memory, which is {about_size(memory)}",
+            param="host_cache",
+        )
     if config.api_key_file is not None:
         read_api_keys(config.api_key_file)
     elif not is_loopback(config.host) and not config.insecure_bind:

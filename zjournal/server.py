@@ -161,6 +161,7 @@ class _Server:
         probes = Probes(runs)
         engine = EngineClient(start, probes, states.known)
         states.serve(engine)
+        states.tidy()
         engine.start()
         self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path), DECODERS)
         vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))

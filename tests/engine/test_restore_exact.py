@@ -183,16 +183,17 @@ def test_it_is_the_same_without_the_c_kernels(model: Path, tmp_path: Path, monke
     test_restored_is_bitwise_what_was_computed(model, tmp_path, "raw", 40)
 
 
-def test_two_branches_from_one_snapshot_in_a_batch_of_four(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_two_branches_from_one_snapshot_in_a_batch_of_four(model: Path, tmp_path: Path, codec: str) -> None:
     base = prompt(300, 1)
     asked = {f"b{number}": [*base[: 290 - 20 * number], *prompt(30, 10 + number)] for number in range(4)}
     cold = Engine(model, None)
     for request, ids in asked.items():
         cold.serve(**{request: ids})
-    first = Engine(model, tmp_path / "s")
+    first = Engine(model, tmp_path / "s", codec)
     first.serve(a=base)
     first.close()
-    warm = Engine(model, tmp_path / "s", known=first.known())
+    warm = Engine(model, tmp_path / "s", codec, first.known())
     matched = warm.serve(**asked)
     for number, (request, ids) in enumerate(asked.items()):
         assert matched[request].cached >= 290 - 20 * number

@@ -75,6 +75,24 @@ def test_a_block_begins_at_a_page_and_its_bytes_are_those_of_the_kv(path: Path) 
     runner.close()
 
 
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_what_lies_behind_a_token_is_cleared_and_nothing_else(
+    path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "torch":
+        monkeypatch.setattr(cpu, "open_library", lambda: (None, "a test"))
+    runner = load(path)
+    assert runner.kernels.startswith(kernels)
+    blocks = [runner.block_memory(block) for block in range(2)]
+    for block, tokens in enumerate(([1, 2, 3], [1, 2, 3, 4, 5])):
+        runner.begin(str(block), tokens)
+        runner.step([Slice(str(block), tokens, 0, [block], GREEDY, 0)])
+    cleared = memoryview(bytearray(blocks[1]))
+    runner.clear_behind(cleared, 3)
+    assert bytes(cleared) == bytes(blocks[0]) != bytes(blocks[1])
+    runner.close()
+
+
 def test_a_step_answers_those_who_asked_in_order(path: Path) -> None:
     runner = load(path, context=100)
     assert runner.context == 100

@@ -30,6 +30,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.engine = Tiered(self.folder / "s", blocks=blocks, limit=limit, host=host, queue_max=8)
         self.limit = limit
         self.number = 0
+        self.damaged = False
         self.lives = []
         self.open = {}
         self.ended = []
@@ -95,12 +96,14 @@ class TiersMachine(RuleBasedStateMachine):
         """The journal refuses all that is open: what builds upon a snapshot that is refused would be as well."""
         for event in self.engine.unanswered:
             self.engine.snapshots.take(wire.Refused(event.fact))
+        self.engine.journal.refused = True
         self.engine.unanswered = []
 
     @rule(data=st.data())
     def damage(self, data):
         files = sorted(self.engine.files().values())
         if files:
+            self.damaged = True
             path = data.draw(st.sampled_from(files))
             content = bytearray(path.read_bytes())
             if data.draw(st.booleans()):
@@ -145,6 +148,7 @@ class TiersMachine(RuleBasedStateMachine):
             if isinstance(event, (wire.Finished, wire.Failed)) and event.request in self.open:
                 del self.open[event.request]
                 self.ended.append(event.request)
+        assert engine.file_bytes() <= self.limit, "the limit holds, whatever is on its way, put aside or left over"
         named = engine.journal.chunks.keys() - engine.snapshots.shelf.index.bad
         assert named <= engine.files().keys() | self.missing(), "a fact names a file that is not there"
 
@@ -173,7 +177,9 @@ class TiersMachine(RuleBasedStateMachine):
         assert engine.snapshots.shelf.facts_open == 0 and not engine.snapshots.shelf.writing
         told = [one.request for one in engine.told(wire.Matched)]
         assert len(told) == len(set(told)), "a match is told once"
-        assert engine.file_bytes() <= self.limit + 16 * FILE_BYTES  # what is in quarantine may be more
+        shelf = engine.snapshots.shelf
+        if not shelf.leaving.unremoved and not self.damaged:
+            assert engine.file_bytes() == shelf.used, "each file counts once"
         shutil.rmtree(self.folder)
 
 

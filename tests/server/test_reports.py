@@ -1,7 +1,7 @@
 """Field reports that the journal answers, each with its input on a real server; others have files of their own.
 
 O11: test_restart, O14: test_growth, O17: test_log_size and test_transfer, R23: test_vocabulary, R27: test_memory. What
-O13, O15, O16 and R22 say of snapshots on SSD is asked here of the journal, which has to answer it first.
+O13, O15, O16 and R22 say of snapshots on SSD is asked in test_snapshot_reports; here it is asked of the journal.
 """
 
 from __future__ import annotations

@@ -226,3 +226,35 @@ def test_off_writes_nothing_and_still_deletes(server: Server) -> None:
         until(lambda: not names(server.data_dir))
         assert server.terminate() == 0
     assert clean(server.data_dir)
+
+
+@pytest.mark.parametrize("changes", ["question", "answer"])
+def test_a_near_miss_is_explained_by_the_tokens(server: Server, changes: str) -> None:
+    """A client that edits the end of what it sends again leaves the snapshot there, and diff says where and why."""
+    where = ("--data-dir", str(server.data_dir))
+    long = f"{LONG} {LONG}"
+    with server:
+        first = server.respond(input=[{"role": "user", "content": f"{long} first"}])
+        until(lambda: whole(server.data_dir, first["id"]))
+        server.restart()
+        said = first["output"][0]["content"][0]["text"]
+        ending, answer = ("second", said) if changes == "question" else ("first", "another one")
+        second = server.respond(
+            input=[
+                {"role": "user", "content": f"{long} {ending}"},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": "go on"},
+            ]
+        )
+        done = zj("sessions", "diff", first["id"], second["id"], "--json", *where)
+        found = json.loads(done.stdout)
+        near = found["near_miss"]
+        assert near["response"] == first["id"] and near["tokens"] == stored(server.data_dir, first["id"])
+        if changes == "question":
+            assert (near["reason"], done.returncode) == ("where the prompts part", 1)
+            assert near["at_token"] == found["shared_tokens"]
+        else:
+            assert (near["reason"], done.returncode) == ("in A's answer, which B does not have as it was sampled", 0)
+            assert near["at_token"] >= found["a"]["tokens"]
+        shown = turns(server.data_dir, second["id"])[second["id"]]["near_miss"]
+        assert shown == {key: near[key] for key in ("response", "at_token", "tokens")}

@@ -1,6 +1,7 @@
 """SmolLM2 over SIGTERM and SIGKILL: what follows from restored KV has the logits of a server that never stopped.
 
-Logprobs are told as they were computed, so equal ones to the last digit stand for equal bits.
+Logprobs are told as they were computed, so equal ones to the last digit stand for equal bits. And the KV on disk that
+was computed behind what was restored has the bytes of a cold run.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import pytest
 from tests.serving import Server
 from zjournal.journal import snapshots
 from zjournal.journal.reader import Reader
+from zjournal.sessions import snapshots as files
+from zjournal.snapshots import format
+from zjournal.snapshots.chunk import ChunkFile
+from zjournal.snapshots.folder import Folder
 
 WAIT_S = 30.0
 QUESTION = " ".join(f"Bee number {number} visits flower {number * 7 % 100}." for number in range(45))
+NUMBERS = ("prompt_tokens", "completion_tokens")
 MORE = ("Which bee was the first?", "And which the last?", "Name one flower.")
 
 
@@ -55,6 +61,37 @@ def wait_written(server: Server) -> None:
     raise AssertionError("nothing was written")
 
 
+def kv(data_dir: Path) -> dict[bytes, list[bytes]]:
+    """The KV on disk: the blocks of each chunk, by all tokens up to its end."""
+    found: dict[bytes, list[bytes]] = {}
+    before: dict[bytes, bytes] = {format.ROOT: b""}
+    with Reader.open(data_dir) as reader, Folder(files.folder_of(data_dir)) as folder:
+        for row in (row for page in snapshots.chunks(reader) for row in page):
+            with ChunkFile(folder, row.space, row.hash) as file:
+                chunk = file.header.chunk
+                into = [memoryview(bytearray(chunk.block_bytes)) for _ in range(chunk.blocks)]
+                file.read(into)
+            before[row.hash] = before[row.parent] + chunk.tokens
+            found[before[row.hash]] = [bytes(block) for block in into]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory, uninterrupted: list[dict[str, Any]]) -> dict[bytes, list[bytes]]:
+    """The KV of the last turn, computed at once by a server that has seen nothing before."""
+    messages = [{"role": "user", "content": QUESTION}]
+    for answer, more in zip(uninterrupted, MORE, strict=False):
+        reply = answer["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": more}]
+    with Server(tmp_path_factory.mktemp("once") / "data") as server:
+        last = chat(server, messages)
+        assert last["choices"] == uninterrupted[-1]["choices"]
+        assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        wait_written(server)
+        assert server.terminate() == 0
+        return kv(server.data_dir)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with Server(tmp_path_factory.mktemp("cold") / "data", "--snapshots", "off") as server:
@@ -63,7 +100,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_answers_after_a_restart_are_bitwise_those_without(
-    tmp_path: Path, uninterrupted: list[dict[str, Any]], codec: str
+    tmp_path: Path, uninterrupted: list[dict[str, Any]], cold: dict[bytes, list[bytes]], codec: str
 ) -> None:
     with Server(tmp_path / "data", "--snapshot-codec", codec) as server:
 
@@ -84,3 +121,10 @@ def test_answers_after_a_restart_are_bitwise_those_without(
             before = answers[turn - 1]["usage"]
             cached = answers[turn]["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 2
+        wait_written(server)
+        assert server.terminate() == 0
+    restored = kv(tmp_path / "data")
+    longest = max(cold, key=len)
+    assert len(longest) // format.TOKEN_BYTES == sum(answers[-1]["usage"][name] for name in NUMBERS) - 1
+    for tokens, blocks in cold.items():
+        assert restored[tokens] == blocks, f"the KV up to token {len(tokens) // format.TOKEN_BYTES}"

@@ -21,17 +21,22 @@ from typing import Any, NamedTuple
 from tests.sim import model
 from tests.sim.disk import Rule, Shim
 from tests.sim.plan import Sealing
-from zjournal.ask import Ask
+from tests.sim.tier import Ask, Served, Tier
+from tests.unit.engine.tiers import FILE_BYTES
+from zjournal import ask
 from zjournal.errors import Fault, JournalUnavailable
-from zjournal.journal import compact, datadir, log, removal, retention, segments, wal
+from zjournal.journal import compact, datadir, log, removal, retention, segments, snapshots, wal
 from zjournal.journal.events import Fact, Recorded
 from zjournal.journal.log import Journal
 from zjournal.journal.transaction import ParentErased, Transaction
+from zjournal.sessions import snapshots as files
 from zjournal.sessions import transfer
 
 PAGE_BYTES = 4_096
 SILENCE_S = 0.005  # in place of the journal's own pause, for which a run has no time
-DECODERS = {"responses": lambda body: Ask(protocol="responses", model="m", items=())}  # the traffic's bodies hold no items
+DECODERS = {
+    "responses": lambda body: ask.Ask(protocol="responses", model="m", items=())
+}  # the traffic's bodies hold no items
 
 
 class Batch(NamedTuple):
@@ -57,6 +62,23 @@ class Silence(NamedTuple):
     """Lets time pass, up to `now`, in which nothing is asked."""
 
     now: int
+
+
+class Serve(NamedTuple):
+    """Lets the engine hear of what was written since, and do what is asked. The first one starts an engine."""
+
+    now: int
+    ask: Ask | None = None
+
+
+class Engine(NamedTuple):
+    """The engine dies, and nothing else."""
+
+
+class Heard(NamedTuple):
+    """Before the answer: what the engine has told the journal in one commit."""
+
+    facts: tuple[Recorded, ...]
 
 
 class Die(NamedTuple):
@@ -97,6 +119,7 @@ class Birth(NamedTuple):
     now: int
     checkpoint_pages: int
     sealing: Sealing
+    chunks: int
 
 
 def live(birth: Birth, channel: Connection) -> None:
@@ -118,6 +141,8 @@ class _Life:
         self._now = birth.now
         self._silence: int | None = None
         self._journal: Journal | None = None
+        self._tier: Tier | None = None
+        self._told: list[Recorded] = []  # that the engine has not heard of
         log.IDLE_S = SILENCE_S
         # Limits that a run would never reach. This process is ours alone.
         log.SEAL_FACTS, log.SEAL_WAITING_MAX, segments.FACTS_MAX = birth.sealing
@@ -132,6 +157,7 @@ class _Life:
         if opened.kind != "ok":
             return
         self._journal, self._lock = opened.value
+        self._journal.subscribe(self._told.extend)
         while True:
             match message := self._channel.recv():
                 case Batch():
@@ -145,6 +171,12 @@ class _Life:
                     self._answer([_outcome(lambda now=now: self._wait(now))])  # type: ignore[misc]
                 case Hold(on):
                     self._answer([_outcome(lambda on=on: self._hold(on))])  # type: ignore[misc]
+                case Serve():
+                    self._now = message.now
+                    self._answer([_outcome(lambda message=message: self._serve(message))])  # type: ignore[misc]
+                case Engine():
+                    self._drop_engine()
+                    self._answer([Outcome("ok")])
                 case Die():
                     self._now = message.now
                     self._die(message)
@@ -160,6 +192,7 @@ class _Life:
 
     def _open(self) -> tuple[Journal, datadir.Lock]:
         chance = random.Random(self._birth.seed)
+        os.urandom = chance.randbytes  # the names of files that are being written
         lock = datadir.lock(self._birth.data_dir)
         journal = self._journal = Journal.open(self._birth.data_dir, clock=self._clock, entropy=chance.randbytes)
         _settle(journal)
@@ -223,6 +256,11 @@ class _Life:
                 return lambda: self._prune(session, last_seq)
             case model.Export(session):
                 return lambda: self._export(session)
+            case model.Pin(response, pinned):
+                return lambda: snapshots.pin(journal, response, pinned)  # type: ignore[func-returns-value]
+            case model.Collect(space, hashes):
+                doomed = files.Collect((files.Doomed(space, hashes),))
+                return lambda: files.collect(journal, doomed).chunks
 
     def _prune(self, session: str, last_seq: int) -> list[str]:
         removed = removal.remove_session(self._open_journal, session, removal.PRUNED, last_seq=last_seq)
@@ -234,6 +272,31 @@ class _Life:
         assert found is not None
         selection = transfer.Selection.of(journal, found, journal.turns(session))
         return b"".join(transfer.export(journal, selection, DECODERS))
+
+    # --- the engine -----------------------------------------------------------------------------------
+
+    def _serve(self, order: Serve) -> Served:
+        told, self._told[:] = tuple(self._told), []
+        if self._tier is None:
+            folder = files.folder_of(self._birth.data_dir)
+            self._tier = Tier(folder, self._open_journal, self._birth.chunks * FILE_BYTES, self._pass_on)
+        else:
+            self._tier.listen(told)
+        self._tier.at(order.now)
+        return self._tier.serve_one(order.ask)
+
+    def _pass_on(self) -> None:
+        """What the engine has written is told before it acts on it: from then on it must be there."""
+        facts, self._told[:] = tuple(self._told), []
+        if facts:
+            self._channel.send(Heard(facts))
+
+    def _drop_engine(self) -> None:
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
+
+    # --- reading, and the end -------------------------------------------------------------------------
 
     def _read(self, after: int) -> list[Recorded]:
         return self._open_journal.read(after)
@@ -261,6 +324,7 @@ class _Life:
         _kill()
 
     def _close(self) -> None:
+        self._drop_engine()
         self._hold(False)
         self._open_journal.close()
         self._lock.release()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tests.sim.kept import Kept, Mismatch
 from zjournal.journal import events
 from zjournal.journal.events import AnyEvent, Fact, Recorded
 from zjournal.journal.reader import Reader, Tenant
@@ -92,11 +93,23 @@ class Export(NamedTuple):
     session: str
 
 
-Command = Append | Delete | Erase | Sweep | Recover | Rebuild | TenantNamed | Seal | Compact | Prune | Export
+class Pin(NamedTuple):
+    """Pins a snapshot that is there, or takes the pin back."""
+
+    response: str
+    pinned: bool
 
 
-class Mismatch(Exception):
-    """The journal tells something else than the model."""
+class Collect(NamedTuple):
+    """Gives chunks up by hand."""
+
+    space: bytes
+    hashes: tuple[bytes, ...]
+
+
+Command = (
+    Append | Delete | Erase | Sweep | Recover | Rebuild | TenantNamed | Seal | Compact | Prune | Export | Pin | Collect
+)
 
 
 @dataclass
@@ -145,6 +158,8 @@ class Model:
         self.tenants: dict[str, Tenant] = {}  # by name
         self.contents: dict[bytes, bytes] = {}
         self.requests: dict[str, Request] = {}
+        self.kept = Kept()
+        self.states: dict[str, tuple[int, ...]] = {}  # tokens of what the engine was asked, by response
 
     def copy(self) -> Model:
         other = Model()
@@ -154,6 +169,8 @@ class Model:
         other.tenants = dict(self.tenants)
         other.contents = self.contents  # a growing dictionary by digest: shared
         other.requests = self.requests  # likewise
+        other.states = self.states
+        other.kept = self.kept.copy()
         return other
 
     # --- what commands add ----------------------------------------------------------------------------
@@ -187,6 +204,16 @@ class Model:
                 return None if self.refuses(command) else self._hide(session, now)
             case EraseHidden(session):
                 return self._erase_hidden(session, now)
+            case Pin(response, pinned):
+                if self.kept.snapshots[response].pinned != pinned:
+                    kind = events.SnapshotPinned if pinned else events.SnapshotUnpinned
+                    tenant = self.turns[response].accepted.tenant
+                    self._add(kind(tenant=tenant, response=response), now)
+                return None
+            case Collect(space, hashes):
+                gone = self.kept.collected(space, hashes)
+                self._give_up(space, gone, "gc", now)
+                return len(gone)
             case _:
                 return None
 
@@ -198,15 +225,39 @@ class Model:
     def take_erasures(self, found: Sequence[Recorded], now: int, retention_s: int) -> None:
         """Takes what a sweep added, in whatever order it chose. Raises Mismatch when it was not allowed to."""
         due = _bounds(now, retention_s)
-        for fact in found:
-            event = fact.event
+        at = 0
+        while at < len(found):
+            event = found[at].event
             if not isinstance(event, events.PayloadErased):
                 raise Mismatch(f"a sweep appended {event}")
             if not self._may_go(event.response) or not self._is_due(event.response, due):
                 raise Mismatch(f"a sweep erased {event.response}, which was not due")
-            self._add(event, now)
-            if self.facts[-1] != fact:
-                raise Mismatch(f"a sweep appended {fact}, not {self.facts[-1]}")
+            before = len(self.facts)
+            self._erase(event.response, event.cause, now)
+            at = self._taken("a sweep", before, found, at)
+
+    def take_tier(self, found: Sequence[Recorded], now: int, damaged: Collection[bytes]) -> None:
+        """Takes what the engine told the journal. Raises Mismatch when it was not allowed to.
+
+        `damaged`: chunks whose files were tampered with.
+        """
+        at = 0
+        while at < len(found):
+            event, before = found[at].event, len(self.facts)
+            if isinstance(event, events.CacheBackedUp):
+                self._back_up(event, found[at].payload, now)
+            else:
+                self.kept.allow(event, damaged)
+                self._add(event, now)
+            at = self._taken("the engine", before, found, at)
+
+    def _taken(self, who: str, before: int, found: Sequence[Recorded], at: int) -> int:
+        """Compares what was added from `before` on with what was found from `at` on; returns where that ends."""
+        for mine in self.facts[before:]:
+            if at >= len(found) or found[at] != mine:
+                raise Mismatch(f"{who} appended {found[at : at + 1]}, not {mine}")
+            at += 1
+        return at
 
     def due(self, now: int, retention_s: int) -> list[str]:
         """What a sweep must not leave."""
@@ -262,8 +313,7 @@ class Model:
                 above = self.turns.get(above.accepted.parent)
         for response in [name for name in reversed(self.turns) if name in wanted]:
             if self._may_go(response):
-                tenant = self.turns[response].accepted.tenant
-                self._add(events.PayloadErased(tenant=tenant, response=response, cause="deleted"), now)
+                self._erase(response, "deleted", now)
 
     def _is_due(self, response: str, due: tuple[int, int]) -> bool:
         turn = self.turns[response]
@@ -291,17 +341,41 @@ class Model:
         while self._may_go(response):
             turn = self.turns[response]
             erased.append(response)
-            self._add(events.PayloadErased(tenant=turn.accepted.tenant, response=response, cause=cause), now)
+            self._erase(response, cause, now)
             response, cause = turn.accepted.parent, "deleted"
             if response not in self.turns or self.turns[response].status != "deleted":
                 break
         return erased
+
+    def _erase(self, response: str, cause: str, now: int) -> None:
+        snapshot = self.kept.snapshots.get(response)
+        tenant = self.turns[response].accepted.tenant
+        self._add(events.PayloadErased(tenant=tenant, response=response, cause=cause), now)
+        if snapshot is not None:
+            self._give_up(snapshot.space, self.kept.released(snapshot.end), "deleted", now)
+
+    # --- what is on disk ------------------------------------------------------------------------------
+
+    def _back_up(self, event: events.CacheBackedUp, payload: bytes | None, now: int) -> None:
+        turn = self.turns.get(event.response)
+        if turn is None or turn.erased:
+            raise Mismatch(f"{event.response} was backed up, and it is not there any more")
+        self.kept.check_backed_up(event, self.states[event.response])
+        before = self.kept.snapshots.get(event.response)
+        self._add(event, now, payload or b"")
+        if before is not None and before.end != event.end:
+            self._give_up(before.space, self.kept.released(before.end), "replaced", now)
+
+    def _give_up(self, space: bytes, gone: Sequence[bytes], cause: str, now: int) -> None:
+        if gone:
+            self._add(self.kept.purged(space, gone, cause), now)
 
     # --- the fold -------------------------------------------------------------------------------------
 
     def _add(self, event: AnyEvent, now: int, payload: bytes = b"") -> None:
         time = max(now, self.facts[-1].time) if self.facts else max(now, 0)
         self.facts.append(Recorded(len(self.facts) + 1, time, event, payload))
+        self.kept.add(event)
         if isinstance(event, events.SessionOpened):
             self.sessions[event.session] = SessionState(event.tenant, len(self.facts))
         elif isinstance(event, events.SessionDeleted):
@@ -371,6 +445,7 @@ class Model:
             session = reader.session(name)
             found = session and SessionState(session.tenant, session.last_seq, session.turns, session.deleted)
             _same(f"session {name}", found, None if right_session.gone else right_session)
+        self.kept.compare(reader)
         running = [name for name, turn in self.turns.items() if turn.status == "running"]
         _same("running turns", [turn.response for turn in reader.running()], running)
 

@@ -38,6 +38,12 @@ KINDS = (
     "compact",
     "prune",
     "export",
+    "serve",
+    "attend",
+    "engine",
+    "damage",
+    "pin",
+    "collect",
 )
 
 
@@ -61,13 +67,14 @@ class Life(NamedTuple):
     power: bool
     checkpoint_pages: int
     sealing: Sealing
+    chunks: int  # about so many have room on disk
 
     def __str__(self) -> str:
         faults = ", ".join(
             f"{rule.action} at {rule.first}" + f" x{rule.times}" * (rule.times > 1) for rule in self.rules
         )
         power = " and the power" if self.power else ""
-        how = f"checkpoint at {self.checkpoint_pages}, seals {self.sealing}"
+        how = f"checkpoint at {self.checkpoint_pages}, seals {self.sealing}, {self.chunks} chunks"
         return f"{self.steps} steps, ends by {self.end}{power}, {how}: {faults or '-'}"
 
 
@@ -93,6 +100,11 @@ def draw(seed: int, steps: int = STEPS) -> Plan:
         weights[kind] += 6
     for kind in ("rebuild", "wrong", "tenant", "hold", "jump", "seal", "silence", "compact", "export"):
         weights[kind] = chance.choice((0, 1, 2))
+    for kind in ("engine", "damage", "attend"):
+        weights[kind] = chance.choice((0, 2, 4))
+    for kind in ("pin", "collect"):
+        weights[kind] = chance.choice((0, 1, 2))
+    weights["serve"] = chance.choice((2, 6, 12))
     lives: list[Life] = []
     left = max(steps, STEPS_MIN)
     while left > 0:
@@ -111,7 +123,8 @@ def _life(chance: random.Random, steps: int, first: bool) -> Life:
         rules.append(Rule(_place(chance, before, steps), 1, chance.choice(KILLS)))
     pages = chance.choice((4, 16, 64, 1_000))
     sealing = Sealing(chance.choice((5, 20, 60)), chance.choice((10, 40, 1 << 16)), chance.choice((7, 30, 2_048)))
-    return Life(steps, tuple(sorted(rules)), chance.choice(ENDS), chance.random() < 0.5, pages, sealing)
+    power = chance.random() < 0.5
+    return Life(steps, tuple(sorted(rules)), chance.choice(ENDS), power, pages, sealing, chance.choice((4, 8, 1_000)))
 
 
 def _place(chance: random.Random, before: int, steps: int) -> int:

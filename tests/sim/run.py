@@ -19,14 +19,16 @@ from pathlib import Path
 
 from tests.sim import life as living
 from tests.sim.disk import Disk
+from tests.sim.kept import Mismatch
 from tests.sim.model import (
     Append,
+    Collect,
     Command,
     Compact,
     EraseHidden,
     Export,
-    Mismatch,
     Model,
+    Pin,
     Prune,
     Rebuild,
     Recover,
@@ -36,6 +38,7 @@ from tests.sim.model import (
     all_facts,
 )
 from tests.sim.plan import Life, Plan
+from tests.sim.shelves import check_tier, damage
 from tests.sim.traffic import Traffic
 from zjournal.errors import Fault, JournalFault
 from zjournal.journal import events, headfile
@@ -44,6 +47,7 @@ from zjournal.journal.events import Fact, Recorded
 from zjournal.journal.log import Journal
 from zjournal.journal.salvage import salvage
 from zjournal.journal.verify import verify
+from zjournal.sessions import snapshots as files
 from zjournal.sessions.exported import Exported
 from zjournal.sessions.importing import ImportFile, import_file
 
@@ -82,6 +86,8 @@ class Run:
         # and what there was before a life that ended in the middle of a commit.
         self._unsure: list[Model] = []
         self._sweep: tuple[int, int] | None = None  # now and retention of a sweep that may have done some of its work
+        self._serving: int | None = None  # when the engine was asked for what it may have told in part
+        self._damaged: set[bytes] = set()  # chunks whose files were tampered with since they were written
         self._faulty = False  # whether the disk of this life was told to fail
         self._fired = 0
         self._dead = False
@@ -106,7 +112,7 @@ class Run:
         self._faulty = bool(rules)
         seed = f"entropy {self._plan.seed} {number}"
         birth = living.Birth(
-            self._root, self._data_dir, self._log, rules, seed, now, life.checkpoint_pages, life.sealing
+            self._root, self._data_dir, self._log, rules, seed, now, life.checkpoint_pages, life.sealing, life.chunks
         )
         pid = os.fork()
         if pid == 0:
@@ -151,6 +157,12 @@ class Run:
             self._batch(now, (TenantNamed("local"),))
         elif kind == "jump":
             self._traffic.jump()
+        elif kind in ("serve", "attend"):
+            self._serve(now, living.Serve(now, self._traffic.ask(self._model) if kind == "serve" else None))
+        elif kind == "engine":
+            self._ask(living.Engine())
+        elif kind == "damage":
+            self._damage()
         elif kind == "silence":
             answer = self._ask(living.Silence(now))
             if answer is not None and answer.outcomes[0].kind != "ok":
@@ -194,13 +206,50 @@ class Run:
 
     def _receive(self) -> living.Answer | None:
         try:
-            answer = self._channel.recv()
+            while isinstance(answer := self._channel.recv(), living.Heard):
+                self._hear(answer.facts)
         except (EOFError, ConnectionResetError):
             self._dead = True
             return None
         outcomes = [(outcome.kind, outcome.value if outcome.kind == "ok" else None) for outcome in answer.outcomes]
         self._digest.update(repr((outcomes, answer.changes, answer.fired)).encode())
         return answer
+
+    def _serve(self, now: int, order: living.Serve) -> None:
+        self._serving = now
+        answer = self._ask(order)
+        if answer is None:
+            return
+        (outcome,) = answer.outcomes
+        if outcome.kind != "ok":
+            self._excused(outcome, answer.fired, "the engine")
+        elif outcome.value.waiting and answer.fired == self._fired:
+            raise Mismatch("the engine's facts are not taken, and the disk did not fail")
+        elif not outcome.value.waiting:
+            self._serving = None
+            self.met["restored"] += outcome.value.restored > 0
+            self.met["refused"] += outcome.value.refused
+        self._fired = answer.fired
+
+    def _hear(self, facts: Sequence[Recorded]) -> None:
+        """The engine's facts of one commit: from now on they must be there, and what they name as well."""
+        now = self._serving
+        assert now is not None
+        self._model.take_tier(facts, now, self._damaged)
+        for fact in facts:
+            self.met[type(fact.event).__name__] += 1
+            if isinstance(fact.event, events.CacheBackedUp):
+                self._damaged -= {chunk.hash for chunk in fact.event.chunks}
+        self._committed()
+        self._serving = now
+
+    def _damage(self) -> None:
+        """Someone cuts, changes or removes a file of a chunk."""
+        if self._model.kept.chunks and self._serving is None:
+            hash_ = self._chance.choice(list(self._model.kept.chunks))
+            if damage(files.folder_of(self._data_dir), self._model.kept.chunks[hash_].space, hash_, self._chance):
+                self._damaged.add(hash_)
+                self.met["damaged"] += 1
 
     def _excused(self, outcome: living.Outcome, fired: int, what: str) -> None:
         """Only a fault of the disk during this very step excuses a failure, and only a typed one."""
@@ -241,7 +290,7 @@ class Run:
             case Export():
                 self._follow_export(command, outcome, fired)
                 return
-            case Seal() | Compact() if outcome.kind == "ok":
+            case Seal() | Compact() | Pin() | Collect() if outcome.kind == "ok":
                 self.met[type(command).__name__.lower()] += 1
         if outcome.kind != "ok":
             self._excused(outcome, fired, type(command).__name__)
@@ -279,8 +328,9 @@ class Run:
             return
         self._sweep = None
         left = self._model.due(now, command.retention_s)
-        if left or outcome.value != len(found):
-            raise Mismatch(f"a sweep said {outcome.value}, erased {len(found)} and left {left}")
+        erased = sum(isinstance(fact.event, events.PayloadErased) for fact in found)
+        if left or outcome.value != erased:
+            raise Mismatch(f"a sweep said {outcome.value}, erased {erased} and left {left}")
 
     def _follow_prune(self, command: Prune, outcome: living.Outcome, now: int, fired: int) -> None:
         hide, erase = _stages(command)
@@ -344,6 +394,7 @@ class Run:
         """From here on nothing comes back and nothing goes: what there is is durable, and the rest is overwritten."""
         self._unsure = []
         self._sweep = None
+        self._serving = None
 
     # --- what a life leaves ---------------------------------------------------------------------------
 
@@ -362,7 +413,7 @@ class Run:
             possible = self._possible()
             self._unsure = [] if self._must else possible
             self._model = self._explained(all_facts(journal), possible)
-            self._under_way, self._must = [], False
+            self._under_way, self._must, self._serving = [], False, None
             report = verify(self._copy)
             if not report.clean:
                 raise Mismatch(f"verify after life {number}: {report.fault}")
@@ -374,6 +425,7 @@ class Run:
             self._count_segments(journal)
             self._cut_log(number, sure=not self._faulty)
             self._check_start(journal)
+            self.met += check_tier(self._copy, journal, self._model, self._damaged, f"after life {number}")
         if not verify(self._copy).clean:
             raise Mismatch(f"verify of the repaired copy after life {number}: {verify(self._copy).fault}")
 
@@ -478,12 +530,18 @@ class Run:
             swept.take_erasures(found[len(swept.facts) :], *self._sweep)
             if swept.facts == found:
                 return swept
+        if self._serving is not None and len(found) > len(self._model.facts):
+            served = self._model.copy()
+            served.take_tier(found[len(served.facts) :], self._serving, self._damaged)
+            if served.facts == found:
+                return served
         known = len(self._model.facts)
         if len(found) < known:
             raise Mismatch(f"{known - len(found)} of {known} acknowledged facts are lost")
         changed = [right.seq for told, right in zip(found, self._model.facts, strict=False) if told != right]
         if changed:
-            raise Mismatch(f"acknowledged fact {changed[0]} is {found[changed[0] - 1]}")
+            told, right = found[changed[0] - 1], self._model.facts[changed[0] - 1]
+            raise Mismatch(f"acknowledged fact {changed[0]} is {told}, not {right}")
         raise Mismatch(f"{len(found) - known} facts too many, from {found[known:][:1]} on; they are no whole append")
 
     def _tear_log(self) -> str:
@@ -535,7 +593,9 @@ def _beginnings(count: int) -> list[tuple[bool, ...]]:
     return [(True,) * done + (False,) * (count - done) for done in range(count, -1, -1)]
 
 
-def _projections(journal: Journal) -> tuple[list, list]:
+def _projections(journal: Journal) -> tuple[list, ...]:
     with journal.transaction() as db:
         turns = db.execute("SELECT * FROM turn ORDER BY accepted_seq").fetchall()
-        return turns, db.execute("SELECT * FROM session ORDER BY opened_seq").fetchall()
+        sessions = db.execute("SELECT * FROM session ORDER BY opened_seq").fetchall()
+        snapshots = db.execute("SELECT * FROM snapshot ORDER BY made_seq").fetchall()
+        return turns, sessions, snapshots, db.execute("SELECT * FROM chunk ORDER BY number").fetchall()

@@ -1,5 +1,7 @@
 /* The disk of the simulation: sits between SQLite and libc (LD_PRELOAD), counts and logs every change, and fails on order.
  *
+ * The snapshots' files are named relative to open folders (openat and its like): their paths are those of the folders.
+ *
  * Only files below `root` are looked at, and only after sim_arm. A change is a write, a truncation, a sync, and whatever
  * makes, renames or removes a name. Each has a number, counted from 0. A rule says: from number `first` on, the next
  * `times` changes of the kinds that the action can hit go wrong. What was really changed is logged, so that the driver
@@ -17,6 +19,8 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -24,7 +28,7 @@
 
 enum { ACT_EIO = 1, ACT_ENOSPC, ACT_SHORT, ACT_SYNC_EIO, ACT_KILL_BEFORE, ACT_KILL_MID, ACT_KILL_AFTER };
 enum { OP_CREATE = 1, OP_WRITE, OP_TRUNCATE, OP_SYNC, OP_SYNC_FAILED, OP_RENAME, OP_UNLINK, OP_MKDIR };
-enum { FILES_MAX = 1024, PATH_BYTES_MAX = 96, RULES_MAX = 64, ROOT_BYTES_MAX = 512 };
+enum { FILES_MAX = 1024, PATH_BYTES_MAX = 192, RULES_MAX = 64, ROOT_BYTES_MAX = 512 };
 
 struct rule {
   uint64_t first;
@@ -56,6 +60,11 @@ static int (*real_ftruncate)(int, off_t);
 static int (*real_rename)(const char *, const char *);
 static int (*real_unlink)(const char *);
 static int (*real_mkdir)(const char *, mode_t);
+static int (*real_openat)(int, const char *, int, ...);
+static int (*real_renameat)(int, const char *, int, const char *);
+static int (*real_unlinkat)(int, const char *, int);
+static int (*real_mkdirat)(int, const char *, mode_t);
+static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
 
 __attribute__((constructor)) static void find_real(void) {
   real_open = dlsym(RTLD_NEXT, "open64");
@@ -66,6 +75,11 @@ __attribute__((constructor)) static void find_real(void) {
   real_rename = dlsym(RTLD_NEXT, "rename");
   real_unlink = dlsym(RTLD_NEXT, "unlink");
   real_mkdir = dlsym(RTLD_NEXT, "mkdir");
+  real_openat = dlsym(RTLD_NEXT, "openat64");
+  real_renameat = dlsym(RTLD_NEXT, "renameat");
+  real_unlinkat = dlsym(RTLD_NEXT, "unlinkat");
+  real_mkdirat = dlsym(RTLD_NEXT, "mkdirat");
+  real_pwritev = dlsym(RTLD_NEXT, "pwritev64");
 }
 
 /* Starts counting from 0. Returns 0, or -1 when something does not fit. */
@@ -304,4 +318,94 @@ int unlink(const char *path) {
 int mkdir(const char *path, mode_t mode) {
   const char *rest = below(path);
   return rest ? name_change(OP_MKDIR, path, rest, mode) : real_mkdir(path, mode);
+}
+
+/* --- relative to an open folder ------------------------------------------------------------------------ */
+
+/* The whole path of a name in an open folder; the name itself where it needs no folder or does not fit. */
+static const char *whole(int folder, const char *name, char *into, size_t size) {
+  if (!root_bytes || folder == AT_FDCWD || name[0] == '/') return name;
+  char link[64];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+  ssize_t bytes = readlink(link, into, size - 1);
+  if (bytes <= 0 || (size_t)bytes + 1 + strlen(name) >= size) return name;
+  into[bytes] = '/';
+  strcpy(into + bytes + 1, name);
+  return into;
+}
+
+enum { WHOLE_BYTES_MAX = ROOT_BYTES_MAX + PATH_BYTES_MAX };
+
+static int openat_one(int folder, const char *name, int flags, mode_t mode) {
+  char path[WHOLE_BYTES_MAX];
+  const char *found = whole(folder, name, path, sizeof path);
+  return below(found) ? open_one(found, flags, mode) : real_openat(folder, name, flags, mode);
+}
+
+int openat(int folder, const char *name, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  mode_t mode = (mode_t)mode_of(flags, rest);
+  va_end(rest);
+  return openat_one(folder, name, flags, mode);
+}
+
+int openat64(int folder, const char *name, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  mode_t mode = (mode_t)mode_of(flags, rest);
+  va_end(rest);
+  return openat_one(folder, name, flags | O_LARGEFILE, mode);
+}
+
+int renameat(int from_folder, const char *from, int to_folder, const char *to) {
+  char old[WHOLE_BYTES_MAX], new[WHOLE_BYTES_MAX];
+  const char *old_path = whole(from_folder, from, old, sizeof old);
+  const char *new_path = whole(to_folder, to, new, sizeof new);
+  if (below(old_path) && below(new_path)) return rename(old_path, new_path);
+  return real_renameat(from_folder, from, to_folder, to);
+}
+
+int unlinkat(int folder, const char *name, int flags) {
+  char path[WHOLE_BYTES_MAX];
+  const char *found = whole(folder, name, path, sizeof path), *rest = below(found);
+  return rest && !flags ? name_change(OP_UNLINK, found, rest, 0) : real_unlinkat(folder, name, flags);
+}
+
+int mkdirat(int folder, const char *name, mode_t mode) {
+  char path[WHOLE_BYTES_MAX];
+  const char *found = whole(folder, name, path, sizeof path), *rest = below(found);
+  return rest ? name_change(OP_MKDIR, found, rest, mode) : real_mkdirat(folder, name, mode);
+}
+
+/* One change, as one write of all parts. */
+static ssize_t write_parts(int fd, const struct iovec *parts, int count, off_t offset) {
+  if (!of(fd)) return real_pwritev(fd, parts, count, offset);
+  size_t bytes = 0, at = 0;
+  for (int i = 0; i < count; i++) bytes += parts[i].iov_len;
+  char *data = malloc(bytes ? bytes : 1);
+  if (!data) return failed(ACT_ENOSPC);
+  for (int i = 0; i < count; at += parts[i++].iov_len) memcpy(data + at, parts[i].iov_base, parts[i].iov_len);
+  ssize_t result = write_at(fd, data, bytes, offset);
+  int number = errno;
+  free(data);
+  errno = number;
+  return result;
+}
+
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset) {
+  return write_parts(fd, parts, count, offset);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t offset) {
+  return write_parts(fd, parts, count, offset);
+}
+
+/* Only Python calls these, and always without flags. */
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+  return flags ? failed(ACT_EIO) : write_parts(fd, parts, count, offset);
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+  return flags ? failed(ACT_EIO) : write_parts(fd, parts, count, offset);
 }

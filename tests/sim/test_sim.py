@@ -33,6 +33,17 @@ def _seed(seed: int) -> subprocess.CompletedProcess[str]:
     return _sim("--seed", str(seed))
 
 
+def _met() -> Counter[str]:
+    """What all seeds together met."""
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        told = next(line for line in _seed(seed).stdout.splitlines() if line.startswith("met: "))
+        for part in told.removeprefix("met: ").split(", "):
+            name, _, count = part.rpartition(" ")
+            met[name] += int(count)
+    return met
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seed_is_clean(seed: int) -> None:
     done = _seed(seed)
@@ -44,16 +55,33 @@ def test_seed_is_clean(seed: int) -> None:
 @compiler
 def test_what_the_runs_are_for_came_about() -> None:
     """Segments above all: packed by themselves and on request, erased in, saved from logs that were cut."""
-    met: Counter[str] = Counter()
-    for seed in SEEDS:
-        told = next(line for line in _seed(seed).stdout.splitlines() if line.startswith("met: "))
-        for part in told.removeprefix("met: ").split(", "):
-            name, _, count = part.rpartition(" ")
-            met[name] += int(count)
+    met = _met()
     assert met["sealed facts"] > met["facts"] // 3
     assert met["segments"] > 2 * len(SEEDS)
     for name in ("erased in segments", "seal", "compact", "prune", "export", "cuts", "cuts refused", "salvaged"):
         assert met[name] > 2, (name, met)
+
+
+@compiler
+def test_what_can_happen_to_snapshots_came_about() -> None:
+    """Each fact, each way for a chunk to go, damage, refusals; and that something was restored behind all of it."""
+    met = _met()
+    for name in (
+        "CacheBackedUp",
+        "CachePurged",
+        "CacheQuarantined",
+        "CacheReconciled",
+        "CacheRestored",
+        "CacheStopped",
+        "collect",
+        "damaged",
+        "leftovers",
+        "orphans",
+        "pin",
+        "refused",
+        "restored after a start",
+    ):
+        assert met[name] > 1, (name, met)
 
 
 @compiler

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 
 from tests.sim import model
 from tests.sim.model import (
     Append,
+    Collect,
     Command,
     Compact,
     Delete,
     Erase,
     Export,
     Model,
+    Pin,
     Prune,
     Rebuild,
     Request,
@@ -23,6 +26,7 @@ from tests.sim.model import (
     TenantNamed,
 )
 from tests.sim.plan import Plan
+from tests.sim.tier import Ask
 from zjournal.dialects.prompt import OUTPUT_PATH, Span
 from zjournal.journal import chain, events
 from zjournal.journal.events import Fact
@@ -36,6 +40,9 @@ GROUP_MAX = 6
 LARGE_BYTES_MAX = 120_000
 SEAL_MAX = 60
 IDS_END = 1 << 17  # of token ids; most are below 65,536 in a real vocabulary as well
+STATE_TOKENS_MAX = 700  # of what the engine is asked
+STEMS = 3  # beginnings that states share
+VOCABULARY = range(10, 1_000)  # of the engine; the lower ones end an answer
 TENANTS = ("local", "ann", "bob", "eve")
 
 
@@ -47,6 +54,7 @@ class Traffic:
         self._plan = plan
         # Requests that many turns share, records and all: bodies and prompts.
         self._pool = [(self._body(), self._ids(9)) for _ in range(4)]
+        self._stems = [self._words(STATE_TOKENS_MAX) for _ in range(STEMS)]
         self.now = START_US
 
     def tick(self) -> int:
@@ -79,9 +87,51 @@ class Traffic:
                 return (Compact(),)
             case "prune" | "export":
                 return self._with_session(kind, known)
+            case "pin":
+                if not known.kept.snapshots:
+                    return ()
+                name = self._chance.choice(list(known.kept.snapshots))
+                return (Pin(name, self._chance.random() < 0.5),)
+            case "collect":
+                return self._collect(known)
             case _:
                 one = self._one(kind, known)
                 return () if one is None else (one,)
+
+    def ask(self, known: Model) -> Ask | None:
+        """What the engine does next: a turn that it has not had yet; at times one that is gone by then."""
+        new = [name for name in known.turns if name not in known.states]
+        there = [name for name in new if not known.turns[name].erased]
+        if not new:
+            return None
+        response = self._chance.choice(there if there and self._chance.random() < 0.9 else new)
+        accepted = known.turns[response].accepted
+        above = known.states.get(accepted.parent)
+        if above and self._chance.random() < 0.8:
+            cut = len(above) if self._chance.random() < 0.7 else self._chance.randint(1, len(above))
+            prompt = above[:cut] + self._words(self._chance.randint(1, 120))
+        else:
+            cut = self._chance.choice((20, 256, 300, 512, 600))
+            prompt = self._chance.choice(self._stems)[:cut] + self._words(self._chance.randint(0, 60))
+        prompt = prompt[:STATE_TOKENS_MAX]
+        says = self._words(self._chance.randint(1, 20))
+        known.states[response] = (prompt + says)[:-1]  # of the last token nothing is computed
+        return Ask(response, accepted.session, prompt, says)
+
+    def _collect(self, known: Model) -> tuple[Command, ...]:
+        """Some chunks as a plan may name them, which is of a moment ago: some must stay by now."""
+        if not known.kept.chunks:
+            return ()
+        at = self._chance.choice(list(known.kept.chunks))
+        space = known.kept.chunks[at].space
+        hashes: list[bytes] = []
+        while at in known.kept.chunks and len(hashes) < self._chance.randint(1, 3):
+            hashes.append(at)
+            at = known.kept.chunks[at].parent
+        return (Collect(space, tuple(hashes)),)
+
+    def _words(self, count: int) -> tuple[int, ...]:
+        return tuple(self._chance.choice(VOCABULARY) for _ in range(count))
 
     def append(self, known: Model) -> Append:
         """A whole append, whatever it is."""
@@ -104,7 +154,7 @@ class Traffic:
             kind = self._chance.choice(("open", "sample", "sample", "end", "delete", "wrong"))
             # What is wrong must be so whatever becomes of the commands before it: a disk may fail the delete alone.
             one = self._one(kind, known if kind == "wrong" else ahead)
-            if one is not None:
+            if one is not None and not _goes_on(one, commands):
                 commands.append(one)
                 ahead.apply(one, self.now)
         return tuple(commands)
@@ -240,3 +290,13 @@ class Traffic:
         """A request whose record is neither stored nor offered."""
         (request,) = [fact.event for fact in self._open(known).facts if isinstance(fact.event, events.RequestAccepted)]
         return (Fact(msgspec.structs.replace(request, record=self._chance.randbytes(32))),)
+
+
+def _goes_on(one: Command, commands: Sequence[Command]) -> bool:
+    """Whether an append goes on behind one of these: if the disk failed that alone, nobody would append this."""
+    return bool(_responses(one) & {response for command in commands for response in _responses(command)})
+
+
+def _responses(command: Command) -> set[str]:
+    facts = command.facts if isinstance(command, Append) else ()
+    return {getattr(fact.event, "response", "") for fact in facts}

@@ -297,3 +297,35 @@ def test_rope_may_be_empty(tmp_path):
     assert load({"rope": " yarn:2 "}, {}, tmp_path).rope == "yarn:2"
     with pytest.raises(ConfigFault, match="rope"):
         load({"rope": 2}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.98 KiB"),
+        (11_800_000, "11.3 MiB"),
+        (1 << 30, "1.00 GiB"),
+        (20 << 30, "20.0 GiB"),
+        (3 << 50, "3072 TiB"),
+    ],
+)
+def test_sizes_for_people(size: int, told: str) -> None:
+    assert config.about_size(size) == told
+
+
+@pytest.mark.parametrize("name", ["snapshot_limit", "host_cache"])
+@pytest.mark.parametrize("value", ["20G!", "much", "-1", "", "1MiB2", "20 000", "1e9", "99999TiB", True, 1.5])
+def test_sizes_of_the_tiers_are_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(ConfigFault) as refused:
+        load({name: value}, {}, tmp_path)
+    assert refused.value.message.startswith("--" + name.replace("_", "-") + ": ")
+    assert refused.value.param == name
+
+
+def test_more_host_memory_than_there_is_is_refused(tmp_path: Path) -> None:
+    settled = load({"host_cache": "15TiB"}, {}, tmp_path)
+    with pytest.raises(ConfigFault, match=r"host_cache 15TiB \(flag --host-cache\) is more than the machine's memory"):
+        check_serving(settled)
+    check_serving(load({"host_cache": "1MiB"}, {}, tmp_path))

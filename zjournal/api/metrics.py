@@ -16,7 +16,7 @@ from zjournal.link import wire
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 # Of wire.Gauges: what an engine counts since its start.
 ENGINE_COUNTS = (
-    *("preemptions", "recomputed", "drafted", "accepted"),
+    *("preemptions", "recomputed", "drafted", "accepted", "backups_lost"),
     *("fenced", "fences_compiled", "fence_compile_us", "fence_masks", "fence_mask_us"),
 )
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -96,6 +96,11 @@ class Metrics:
         self._states = Gauge("zj_resident_states", "Terminal states resident in device memory.", registry=registry)
 
     def _of_snapshots(self, registry: CollectorRegistry) -> None:
+        self._backups_lost = Counter(
+            "zj_snapshot_backups_lost_total",
+            "States given up before all of them was on disk: no room, or memory was needed first.",
+            registry=registry,
+        )
         self._snapshot_bytes = Gauge("zj_snapshot_bytes", "Bytes of KV on disk.", registry=registry)
         self._snapshots = Gauge("zj_snapshots", "States that can be restored from disk.", registry=registry)
         self._snapshot_chunks = Gauge("zj_snapshot_chunks", "Chunks of KV on disk.", registry=registry)
@@ -168,10 +173,11 @@ class Metrics:
         self._host_bytes.set(gauges.host_bytes)
         self._backups_off.set(int(gauges.backups_off))
         counts = {name: getattr(gauges, name) for name in ENGINE_COUNTS}
-        preemptions, recomputed, drafted, accepted, fenced, compiled, compile_us, masks, mask_us = (
+        preemptions, recomputed, drafted, accepted, lost, fenced, compiled, compile_us, masks, mask_us = (
             count - self._engine_counts.get(name, 0) for name, count in counts.items()
         )
         self._engine_counts = counts
+        self._backups_lost.inc(lost)
         self._preemptions.inc(preemptions)
         self._recomputed_tokens.inc(recomputed)
         self._draft_tokens.labels("accepted").inc(accepted)

@@ -167,7 +167,6 @@ class Runs:
 
     def engine_ready(self, ready: wire.Ready, pid: int) -> None:
         self._coming = ready, pid
-        self._snapshots.engine_ready(ready)
         self._record_start()
         log.info(
             "engine ready: pid %d, %s, context %d, KV %d tokens", pid, ready.kernels, ready.context, ready.kv_tokens
@@ -209,6 +208,7 @@ class Runs:
             if self._coming is coming:  # else it has died meanwhile
                 self.ready = ready
                 self.up.set()
+                self._snapshots.engine_ready(started)
 
         def again() -> None:
             if self._coming is coming:

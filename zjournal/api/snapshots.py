@@ -98,6 +98,11 @@ class Snapshots:
         self._unsubscribe = self._journal.subscribe(hear)
         self._task = loop.create_task(self._write(), name="snapshots")
 
+    def tidy(self) -> None:
+        """Removes what a kill has left of what was given up, where no engine has the folder to do that."""
+        if not self._on:
+            self._spawn(self._reconcile())
+
     async def close(self) -> None:
         """Writes what waits, as far as the journal takes it, and ends."""
         self._stopping.set()
@@ -116,10 +121,10 @@ class Snapshots:
         self._quiet.clear()
         self._news.set()
 
-    def engine_ready(self, ready: wire.Ready) -> None:
-        """Tells the engine which of what it knows belongs to others."""
+    def engine_ready(self, started: events.EngineStarted) -> None:
+        """Tells the engine which of what it knows belongs to others, and what has changed since."""
         if self._on:
-            self._spawn(self._tell_foreign(ready.fingerprint))
+            self._spawn(self._tell_foreign(started))
 
     def engine_gone(self) -> None:
         """The engine has ended: nobody waits for what it said, and nothing of it may be written any more."""
@@ -136,7 +141,9 @@ class Snapshots:
         while (found := await asyncio.to_thread(next, states, None)) is not None:
             for known in _known_snapshots(found):
                 yield known
-        yield wire.Known(space=b"", last=True)
+        speed = await asyncio.to_thread(files.speed, self._journal)
+        speeds = () if speed is None else (wire.Speed(*speed),)
+        yield wire.Known(space=b"", last=True, speeds=speeds)
 
     # --- what the journal takes -------------------------------------------------------------------------
 
@@ -233,6 +240,12 @@ class Snapshots:
         except errors.Fault as fault:
             log.error("files of deleted snapshots cannot be removed: %s", fault.message)
 
+    async def _reconcile(self) -> None:
+        try:
+            await asyncio.to_thread(files.reconciled, self._journal, self._data_dir)
+        except errors.Fault as fault:
+            log.error("the folder of the snapshots cannot be looked through: %s", fault.message)
+
     async def _tell_pins(self, pins: Sequence[events.AnyEvent]) -> None:
         """Tells what is pinned now of what these facts are about."""
         responses = {
@@ -245,11 +258,12 @@ class Snapshots:
             if row.response in responses or row.session in sessions:
                 self._engine.tell(wire.Pin(row.response, row.pinned or of_session))
 
-    async def _tell_foreign(self, fingerprint: str) -> None:
+    async def _tell_foreign(self, started: events.EngineStarted) -> None:
         found = await asyncio.to_thread(lambda: [row for page in snapshots.snapshots(self._journal) for row, _ in page])
-        spaces = files.foreign_to(fingerprint, found)
-        if spaces and self._engine is not None:
-            self._engine.tell(wire.Foreign(tuple(sorted(spaces))))
+        spaces = files.foreign_to(started.fingerprint, found)
+        stale = await asyncio.to_thread(files.stale, self._journal, started, found) if spaces else ()
+        assert self._engine is not None
+        self._engine.tell(wire.Foreign(tuple(sorted(spaces)), stale))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

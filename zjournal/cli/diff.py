@@ -6,6 +6,7 @@ import hmac
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zjournal.journal.events import CacheNearlyMet
     from zjournal.journal.projections import Turn
     from zjournal.sessions.diff import Diff, Side
 
@@ -22,8 +23,10 @@ class Secret:
         return "hmac:" + hmac.digest(self._key, b"diff\0" + text, "sha256").hex()[:DIGEST_HEX]
 
 
-def as_json(diff: Diff, turns: tuple[Turn, Turn], secret: Secret, redact: bool) -> dict[str, Any]:
-    """The keys that docs/diff.md promises; all of them are always there."""
+def as_json(
+    diff: Diff, turns: tuple[Turn, Turn], near: CacheNearlyMet | None, secret: Secret, redact: bool
+) -> dict[str, Any]:
+    """The keys that docs/diff.md promises; all of them are always there. `near`: what B nearly met."""
     resync, moved = diff.resync, diff.moved
     differs = diff.comparable and diff.verdict != "identical"
     return {
@@ -45,8 +48,20 @@ def as_json(diff: Diff, turns: tuple[Turn, Turn], secret: Secret, redact: bool) 
         "moved": None
         if moved is None
         else {"from": moved.old, "to": moved.new, "tokens": moved.tokens, "digest": secret(moved.text.encode())},
+        "near_miss": None if near is None else {**near_json(near), "reason": _why(near, diff, turns)},
         "redacted": redact,
     }
+
+
+def near_json(near: CacheNearlyMet) -> dict[str, Any]:
+    """A snapshot that was nearly met."""
+    return {"response": near.nearest, "at_token": near.position, "tokens": near.tokens}
+
+
+def _why(near: CacheNearlyMet, diff: Diff, turns: tuple[Turn, Turn]) -> str:
+    from zjournal.sessions import nearly
+
+    return nearly.why(near, diff, turns)
 
 
 def _side_json(side: Side, turn: Turn, secret: Secret, redact: bool) -> dict[str, Any]:
@@ -68,8 +83,17 @@ def _side_json(side: Side, turn: Turn, secret: Secret, redact: bool) -> dict[str
     }
 
 
-def lines(diff: Diff, turns: tuple[Turn, Turn], secret: Secret, redact: bool) -> list[str]:
-    """A Diff for people, one finding a line."""
+def lines(diff: Diff, turns: tuple[Turn, Turn], near: CacheNearlyMet | None, secret: Secret, redact: bool) -> list[str]:
+    """A Diff for people, one finding a line. `near`: what B nearly met."""
+    told = _fork(diff, turns, secret, redact)
+    if near is not None:
+        whose = "A" if near.nearest == turns[0].response else near.nearest
+        left = f"B left the snapshot of {whose} at token {near.position:,} of {near.tokens:,}"
+        told.append(f"snapshot  {left}: {_why(near, diff, turns)}")
+    return told
+
+
+def _fork(diff: Diff, turns: tuple[Turn, Turn], secret: Secret, redact: bool) -> list[str]:
     a, b = diff.a, diff.b
     told = [f"verdict   {diff.verdict}: {diff.reason}"]
     told += [f"{name}         {turn.response}  {side.tokens:,} tokens" for name, turn, side in _sides(diff, turns)]

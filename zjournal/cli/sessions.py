@@ -13,6 +13,7 @@ from zjournal.errors import Fault, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zjournal.journal.events import CacheNearlyMet
     from zjournal.journal.projections import Session, Turn
     from zjournal.journal.reader import Reader
     from zjournal.sessions.calls import Called
@@ -36,8 +37,10 @@ def list_sessions(config: Config, as_json: options.AsJson = False) -> None:
         return
     from zjournal.cli import view
 
-    rows = [(s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), s.tenant) for s in sessions]
-    view.table(("session", "turns", "opened", "last used", "tenant"), rows, numbers=("turns",))
+    rows = [
+        (s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), s.tenant, "pinned" * s.pinned) for s in sessions
+    ]
+    view.table(("session", "turns", "opened", "last used", "tenant", ""), rows, numbers=("turns",))
 
 
 @options.with_config("data_dir")
@@ -49,14 +52,15 @@ def show_session(
     """Show a session as the tree of its turns, with the tool calls for which no result has come."""
     from zjournal.journal.reader import Reader
     from zjournal.sessions.calls import calls_of
+    from zjournal.sessions.nearly import near_miss
 
     with Reader.open(config.data_dir) as reader:
         session = _find(reader, name)
-        turns = reader.turns(session.session)
+        turns = [(turn, near_miss(reader, turn)) for turn in reader.turns(session.session)]
         source = _replay_of(reader, session)
-        calls = calls_of(reader, turns)
+        calls = calls_of(reader, [turn for turn, _ in turns])
     if as_json:
-        told = [_turn_json(turn, calls.get(turn.response, [])) for turn in turns]
+        told = [_turn_json(turn, near, calls.get(turn.response, [])) for turn, near in turns]
         _print_json({**_session_json(session), "replay_of": source or None, "turns": told})
         return
     from zjournal.cli import view
@@ -65,7 +69,11 @@ def show_session(
     title += f"  replay of {source}" if source else ""
     title += "  pinned" * session.pinned + "  deleted" * session.deleted
     view.tree(
-        title, [(turn.response, turn.parent or None, _label(turn, calls.get(turn.response, []))) for turn in turns]
+        title,
+        [
+            (turn.response, turn.parent or None, _label(turn, near, calls.get(turn.response, [])))
+            for turn, near in turns
+        ],
     )
 
 
@@ -89,6 +97,7 @@ def diff_sessions(
     from zjournal.cli import diff as telling
     from zjournal.journal.reader import Reader
     from zjournal.sessions.diff import compare
+    from zjournal.sessions.nearly import near_miss
     from zjournal.sessions.prompts import Prompts
 
     try:
@@ -96,14 +105,15 @@ def diff_sessions(
             turns = _pair(reader, a, b, turn)
             prompts = Prompts(reader)
             found = compare(prompts.of(turns[0]), prompts.of(turns[1]), context)
+            near = near_miss(reader, turns[1])
             secret = telling.Secret(reader.secret)
     except Fault as fault:
         typer.echo("zj: " + " ".join(fault.message.split()), err=True)
         raise typer.Exit(DIFF_FAILED) from None
     if as_json:
-        _print_json(telling.as_json(found, turns, secret, redact))
+        _print_json(telling.as_json(found, turns, near, secret, redact))
     else:
-        typer.echo("\n".join(telling.lines(found, turns, secret, redact)))
+        typer.echo("\n".join(telling.lines(found, turns, near, secret, redact)))
     raise typer.Exit(int(found.forked))
 
 
@@ -193,7 +203,7 @@ def _replay_of(reader: Reader, session: Session) -> str:
     return linked[0].source if linked and linked[0].session == session.session else ""
 
 
-def _label(turn: Turn, calls: Sequence[Called]) -> str:
+def _label(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called]) -> str:
     ttft = "-" if turn.ttft_us is None else f"{turn.ttft_us / 1000:.0f} ms"
     told = (turn.cache_reason, _restored(turn))
     notes = ", ".join(note for note in told if note)
@@ -202,6 +212,8 @@ def _label(turn: Turn, calls: Sequence[Called]) -> str:
     if calls:
         numbers += f"  {_called(calls)}"
     marks = [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
+    if near is not None:
+        marks.append(f"left the snapshot of {near.nearest} at token {near.position} of {near.tokens}")
     return f"{turn.response}  {numbers}  {', '.join(marks)}"
 
 
@@ -237,7 +249,9 @@ def _session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def _turn_json(turn: Turn, calls: Sequence[Called]) -> dict[str, Any]:
+def _turn_json(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called]) -> dict[str, Any]:
+    from zjournal.cli.diff import near_json
+
     return {
         "response": turn.response,
         "parent": turn.parent or None,
@@ -254,6 +268,7 @@ def _turn_json(turn: Turn, calls: Sequence[Called]) -> dict[str, Any]:
             "ssd": turn.restored - turn.restored_host,
         },
         "cache_reason": turn.cache_reason or None,
+        "near_miss": None if near is None else near_json(near),
         "output_tokens": turn.output,
         "tool_calls": [{"id": call.call_id, "result_seen": call.answered} for call in calls],
         "ttft_ms": None if turn.ttft_us is None else turn.ttft_us / 1000,

@@ -104,6 +104,10 @@ class Runner:
         assert 0 <= block < self.block_count, block
         return self._pages[block].reshape(-1).view(torch.uint8).numpy().data
 
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens. For any thread."""
+        self._model.clear_behind(memory, tokens)
+
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
         steered: dict[bool, list[Slice]] = {False: [], True: []}

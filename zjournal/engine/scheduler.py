@@ -24,24 +24,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zjournal.engine import prompts
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
-from zjournal.engine.cache.residency import Copy, Residency, Ticket
+from zjournal.engine.cache.residency import Copy, Residency
 from zjournal.engine.sequence import Drafter, Sampled, Sequence, Slice, Steer
-from zjournal.engine.shares import shares
+from zjournal.engine.tiers import Tiers
 from zjournal.engine.waiting import WaitingRoom
 from zjournal.errors import ContextTooLong, Fault, Overloaded
 from zjournal.link import wire
 
 if TYPE_CHECKING:  # numpy, which an engine without snapshots does not need for this
-    from zjournal.engine.cache.restore import Restore
     from zjournal.engine.cache.snapshots import Snapshots
 
 QUEUE_MAX = 1024  # requests that wait; one more is refused
 GROWTH_BLOCKS = 4  # reserved for the output when a request is admitted, and when it goes on after a preemption
 PREFILLS_MAX = 8  # prompts that are read side by side where a step cannot finish them
-BACKGROUND_PART = 8  # background prompts get at least one of so many tokens of what prompts get
 BACKGROUND_PASSES_MAX = 32  # times that a background request yields; then it counts like any other
-BACKUP_TOKENS = 1024  # new tokens of a running request after which they are handed over to be backed up
 HEADS_MAX = 8  # requests looked at in one step for one that need not wait for another's blocks
 
 
@@ -103,6 +101,7 @@ class Scheduler:
         facts = itertools.count(1)
         self._residency = Residency(block_count, facts)
         self.snapshots = snapshots(self._residency, facts) if snapshots is not None else None
+        self._tiers = Tiers(self._residency, self.snapshots)
         self._token_bytes = token_bytes
         self._drafter = drafter
         self._rooms = {False: WaitingRoom(), True: WaitingRoom()}  # background?
@@ -164,9 +163,7 @@ class Scheduler:
     def forget(self, requests: collections.abc.Collection[str]) -> list[wire.FromEngine]:
         """Gives up what is kept of requests that have ended, as far as no other one needs it."""
         self._residency.forget(requests)
-        if self.snapshots is not None:
-            for request in requests:
-                self.snapshots.dropped(request)
+        self._tiers.forget(requests)
         return [*self._residency.take_changes()]
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ class Scheduler:
             reading = self._admit(plan, reading, budget, now_us)
             decoding = [one for one in decoding if one.ticket is not None]  # the others have just been preempted
             budget = self._limits.prefill_tokens - len(decoding)
-        chunks = self._chunks(reading, budget)
+        chunks = prompts.share(reading, budget, self._step)
         budget -= sum(chunks.values())
         # Rows beyond a few cost as much as the tokens that they may save: the more decode, the fewer are guessed.
         guesses = min(budget, self._limits.drafts_max + 1 - len(decoding))
@@ -227,7 +224,7 @@ class Scheduler:
         if result is None:
             self._counts.recomputed += one.advance(len(part.tokens))
             self._residency.file(one.ticket, one.ids, one.computed)
-            self._back_up(one)
+            self._tiers.back_up(one)
             return []
         if result.end:
             assert not result.tokens
@@ -260,7 +257,7 @@ class Scheduler:
             self._drafter.verified(one.request, part.drafts, right)
             self._residency.trim(one.ticket, len(one.ids))
         self._residency.file(one.ticket, one.ids, one.computed)
-        self._back_up(one)
+        self._tiers.back_up(one)
         logprobs = result.logprobs
         if logprobs and told < len(result.tokens):
             logprobs = b"".join(wire.cut_logprobs(logprobs, len(result.tokens))[:told])
@@ -293,17 +290,6 @@ class Scheduler:
         one.served_step = self._step
         plan.slices.append(one.slice(tokens))
 
-    def _chunks(self, reading: list[Sequence], budget: int) -> dict[str, int]:
-        """How many tokens of whose prompt are computed: fair between sessions, then within each; background last."""
-        front = [one for one in reading if not one.background]
-        back = [one for one in reading if one.background]
-        if budget >= 2 * BLOCK_TOKENS:
-            kept = max(budget // BACKGROUND_PART, BLOCK_TOKENS)
-        else:  # too little for two
-            kept = budget if self._step % BACKGROUND_PART == 0 else 0
-        chunks = _split(front, budget - min(kept, sum(one.pending for one in back)))
-        return chunks | _split(back, budget - sum(chunks.values()))
-
     # --- admission ---------------------------------------------------------------------------------------
 
     def _admit(self, plan: Plan, reading: list[Sequence], budget: int, now_us: int) -> list[Sequence]:
@@ -333,7 +319,7 @@ class Scheduler:
         if head is not None and head.passes >= BACKGROUND_PASSES_MAX:
             self._promote(head)
         for one in itertools.islice(itertools.chain(front.heads(), back.heads()), HEADS_MAX):
-            leader = next((leader for leader in leaders if _follows(one, leader)), None)
+            leader = next((leader for leader in leaders if prompts.follows(one, leader)), None)
             if leader is None:
                 return one
             if leader.background and not one.background:
@@ -366,7 +352,7 @@ class Scheduler:
         head = next(self._rooms[True].heads(), None)
         if head is not None and not one.background:
             head.passes += 1
-        one.restore = self.snapshots.begin(ticket, one.session, one.ids.tobytes()) if self.snapshots else None
+        self._tiers.begin(one)
         self._restore(plan, one)
         if ticket.copy is not None and one.computed == ticket.cached:  # else what it would hold is being read
             plan.copies.append(ticket.copy)
@@ -374,38 +360,13 @@ class Scheduler:
 
     def _restore(self, plan: Plan, one: Sequence) -> None:
         """Takes an admitted request as far as it can go without waiting: to the reading, or to its first step."""
-        restore, ticket = one.restore, one.ticket
-        assert ticket is not None
-        if restore is not None and restore.ready:
-            assert self.snapshots is not None
-            self._residency.extend(ticket, restore.target)
-            one.computed = restore.base  # a block that was copied in part is read as a whole
-            blocks = ticket.table[restore.base // BLOCK_TOKENS : blocks_for(restore.target)]
-            self.snapshots.read(restore, blocks)
-        if restore is not None and not restore.ended:
+        told = self._tiers.go_on(one)
+        if told is None:
             return
-        if restore is not None:
-            one.restored(restore.reached)
-            self._residency.file(ticket, one.ids, one.computed)
         if not one.begun:
             one.begun = True
             plan.begun.append((one.request, one.ids.tolist()))
-            plan.events += self._matched(one, ticket, restore)
-
-    def _matched(self, one: Sequence, ticket: Ticket, restore: Restore | None) -> list[wire.FromEngine]:
-        """What is told when a request begins to compute."""
-        events: list[wire.FromEngine] = []
-        if restore is None:
-            cached, reason, nearest = ticket.cached, ticket.reason, ticket.nearest
-            events.append(wire.Matched(one.request, cached, one.prompt, reason=reason, nearest=nearest))
-        else:
-            events += restore.told()
-            events.append(restore.matched(one.prompt))
-        if self.snapshots is not None:
-            matched = events[-1]
-            assert isinstance(matched, wire.Matched)
-            self.snapshots.matched(one.session, matched)
-        return events
+            plan.events += told
 
     def _promote(self, one: Sequence) -> None:
         """It has yielded often enough, or another one waits for it: from now on it counts like any other."""
@@ -470,19 +431,9 @@ class Scheduler:
             one.give_up_restore()
             self._residency.release(one.ticket, one.ids, one.computed, terminal=terminal)
             one.ticket = None
-        if self.snapshots is not None and terminal:
-            packed = one.ids[: one.computed].tobytes()
-            self.snapshots.ended(one.request, one.session, one.namespace, packed)
-        elif self.snapshots is not None:
-            self.snapshots.dropped(one.request)
+        self._tiers.left(one, terminal=terminal)
         if self._drafter is not None:
             self._drafter.end(one.request)
-
-    def _back_up(self, one: Sequence) -> None:
-        """Hands over what a long request has computed since the last time."""
-        if self.snapshots is not None and one.computed - one.backed >= BACKUP_TOKENS:
-            one.backed = one.computed
-            self.snapshots.grew(one.request, one.session, one.namespace, one.ids[: one.computed].tobytes())
 
     # --- looking -----------------------------------------------------------------------------------------
 
@@ -531,28 +482,6 @@ class Scheduler:
             pass
         if self.snapshots is not None:
             self.snapshots.check()
-
-
-def _split(reading: list[Sequence], budget: int) -> dict[str, int]:
-    """`budget` tokens for the prompts that are read: equal shares for sessions, and within each for its requests."""
-    sessions: dict[str, list[Sequence]] = {}
-    for one in sorted(reading, key=lambda one: (one.served_step, one.rank)):  # those that were left out go first
-        sessions.setdefault(one.session, []).append(one)
-    parts = shares(budget, [sum(one.pending for one in ones) for ones in sessions.values()], BLOCK_TOKENS)
-    chunks: dict[str, int] = {}
-    for ones, part in zip(sessions.values(), parts, strict=True):
-        given = shares(part, [one.pending for one in ones], BLOCK_TOKENS)
-        chunks |= {one.request: tokens for one, tokens in zip(ones, given, strict=True) if tokens}
-    return chunks
-
-
-def _follows(one: Sequence, leader: Sequence) -> bool:
-    """Whether the block that `leader` is computing is one that `one` could use as well."""
-    end = leader.computed // BLOCK_TOKENS * BLOCK_TOKENS + BLOCK_TOKENS
-    if one.namespace != leader.namespace or end >= len(one.ids) or end > len(leader.ids):
-        return False
-    last = end - BLOCK_TOKENS
-    return one.ids[last:end] == leader.ids[last:end] and one.ids[:last].tobytes() == leader.ids[:last].tobytes()
 
 
 def _failed(request: str, fault: Fault) -> wire.Failed:

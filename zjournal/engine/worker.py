@@ -70,6 +70,8 @@ class AnyRunner(Protocol):
 
     def block_memory(self, block: int) -> memoryview: ...
 
+    def clear_behind(self, memory: memoryview, tokens: int) -> None: ...
+
 
 class ParentGone(Exception):
     """The other end of the socket is closed."""
@@ -282,7 +284,7 @@ class Worker:
         until_us = self._clock() + FLUSH_US
         while (left_us := until_us - self._clock()) > 0:
             self._back_up(flush=True)
-            if not self._snapshots.open and not self._snapshots.unwritten:
+            if not self._snapshots.open and (self._snapshots.stuck or not self._snapshots.unwritten):
                 break
             for message in self._link.receive(left_us / 1000):
                 if not isinstance(message, wire.Stop):
@@ -388,6 +390,11 @@ def snapshots(
         made = Snapshots(
             settings, residency, runner, facts, clock_us, lambda: time.time_ns() // 1000, learns=not start.scripted
         )
+        try:
+            made.shelf.folder.lock()
+        except SnapshotFault:
+            made.close()
+            raise
         link.watch(made.disk.fileno())
         return made
 

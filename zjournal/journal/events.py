@@ -310,7 +310,7 @@ class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1", omit
     tier: str  # where the last of them lay: device, host (memory), ssd
     cached: int  # tokens
     prompt: int  # tokens
-    reason: str = ""  # whole, extended, forked, evicted, cold, room, recompute, unreadable: see below
+    reason: str = ""  # whole, extended, forked, evicted, cold, room, recompute, unreadable, fingerprint: see below
     nearest: str = ""  # the response whose state was met, forked from, or given up; empty if unknown
     restored: int = 0  # tokens of `cached` that were not in device memory and were read back
     restored_host: int = 0  # tokens of these that were in host memory

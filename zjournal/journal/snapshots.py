@@ -88,7 +88,7 @@ def purge(tx: Transaction, space: bytes, hashes: Sequence[bytes], cause: str, *,
     gone: dict[bytes, int] = {}
     for row in known:
         if not _children(tx, row.hash) - gone.keys() and not is_pinned(tx, row.hash):
-            gone[row.hash] = row.file_bytes
+            gone[row.hash] = 0 if row.bad else row.file_bytes
     left = tuple(row.hash for row in known if row.hash not in gone)
     if whole and left:
         return Purged((), left, 0)
@@ -103,7 +103,7 @@ def release(tx: Transaction, ends: Iterable[tuple[bytes, bytes]], cause: str) ->
         gone: dict[bytes, int] = {}
         row = _chunk(tx, end)
         while row is not None and not _children(tx, row.hash) - gone.keys() and not _ends_at(tx, row.hash):
-            gone[row.hash] = row.file_bytes
+            gone[row.hash] = 0 if row.bad else row.file_bytes
             row = None if row.parent == ROOT else _chunk(tx, row.parent)
         if gone:
             _append_purged(tx, space, gone, cause)
@@ -250,6 +250,11 @@ def snapshots_named(reader: Reader, prefix: str, limit: int = 2) -> list[Snapsho
     with reader.transaction() as db:
         rows = db.execute(query, (prefix, end, prefix, end, limit)).fetchall()
     return [snapshot_of(row) for row in rows]
+
+
+def of_session(reader: Reader, session: str) -> list[SnapshotRow]:
+    """The snapshots of a session, in the order of their making."""
+    return [row for page in snapshots(reader) for row, _ in page if row.session == session]
 
 
 def path(reader: Reader, end: bytes) -> list[ChunkRow]:

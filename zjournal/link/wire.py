@@ -172,6 +172,13 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     kept: int = -1  # tokens that the session's next turn began with; -1: there is none yet
 
 
+class Speed(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine of this fingerprint did in its last life: prompt tokens per second, at depth 0."""
+
+    fingerprint: str
+    prefill_tokens_s: float
+
+
 class Known(msgspec.Struct, frozen=True, tag_field="t", tag="known", kw_only=True):
     """A page of what the journal has on disk in one namespace; right after Start, until one says `last`.
 
@@ -183,6 +190,7 @@ class Known(msgspec.Struct, frozen=True, tag_field="t", tag="known", kw_only=Tru
     chunks: tuple[Chunk, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     last: bool = False
+    speeds: tuple[Speed, ...] = ()  # with the last page
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
@@ -194,10 +202,22 @@ class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
     fact: int
 
 
+class Stale(msgspec.Struct, frozen=True, array_like=True):
+    """KV that would be met, had the model not changed: what is asked for in `namespace` today lies in `space`."""
+
+    space: bytes
+    namespace: str
+    differs: str  # the parts of the fingerprint that changed
+
+
 class Foreign(msgspec.Struct, frozen=True, tag_field="t", tag="foreign"):
-    """Of the spaces that are known, these belong to other weights, templates or kernels. After Ready."""
+    """Of the spaces that are known, these belong to other weights, templates or kernels. Once, after Ready.
+
+    `stale` tells of the latest ones what has changed, so that a match that is missed for it can say so.
+    """
 
     spaces: tuple[bytes, ...]
+    stale: tuple[Stale, ...] = ()
 
 
 class Pin(msgspec.Struct, frozen=True, tag_field="t", tag="pin"):
@@ -452,6 +472,7 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     snapshots: int = 0
     host_bytes: int = 0  # of the host cache
     backups_off: bool = False
+    backups_lost: int = 0  # states given up before all of them was on disk, since the start
 
 
 ToEngine = Start | Generate | Cancel | Committed | Refused | Known | Foreign | Pin | Purge | Forget | Stop

@@ -319,6 +319,11 @@ def parts_now(ready: wire.Ready, vocabulary: bytes, template: bytes) -> dict[str
     return {**ready.parts, "tokenizer": _short(vocabulary), "template": _short(template)}
 
 
+def parts_of(maker: Maker) -> dict[str, str]:
+    """The parts of the fingerprint that an engine told at its start, tokenizer and template with them."""
+    return {**dict(maker.parts), "tokenizer": _short(maker.vocabulary), "template": _short(maker.template)}
+
+
 def parts_that_differ(maker: Maker | None, now: Mapping[str, str], fingerprint: str) -> tuple[Part, ...]:
     """The parts in which the engine that made a turn is another one than today's, whose `fingerprint` is given.
 
@@ -326,7 +331,7 @@ def parts_that_differ(maker: Maker | None, now: Mapping[str, str], fingerprint: 
     """
     if maker is None:
         return (Part("fingerprint", UNKNOWN, fingerprint[:PART_HEX]),)
-    then = {**dict(maker.parts), "tokenizer": _short(maker.vocabulary), "template": _short(maker.template)}
+    then = parts_of(maker)
     if not maker.parts:
         then |= dict.fromkeys(now.keys() - then.keys(), UNKNOWN)
     names = sorted(then.keys() | now.keys())

@@ -18,7 +18,8 @@ from zjournal.journal.events import CachePurged, CacheReconciled, EngineStarted,
 from zjournal.journal.kept import ROOT, ChunkRow, SnapshotRow
 from zjournal.journal.log import Journal
 from zjournal.journal.reader import Reader
-from zjournal.sessions import identity
+from zjournal.link import wire
+from zjournal.sessions import identity, replay
 from zjournal.snapshots import chunk as chunkfile
 from zjournal.snapshots import format, loading, plan, reconcile
 from zjournal.snapshots.folder import Folder
@@ -30,6 +31,7 @@ MEASURED_TURNS = 64  # the latest ones, of which the rate is taken
 MEASURED_TOKENS_MIN = 64  # computed in a turn, for it to count
 LIVE_US = 3600 * 1_000_000  # a session that was used within the last hour is expected back
 GC_CHUNKS_MAX = 100_000  # in one operation
+STALE_MAX = 64  # spaces of other models of which the engine hears what has changed
 
 Gone = tuple[bytes, bytes]  # space and hash of a chunk that was given up
 
@@ -111,14 +113,32 @@ def load(reader: Reader) -> tuple[Index, dict[str, SnapshotRow]]:
 
 def rates(reader: Reader) -> plan.Rates:
     """Prompt tokens per second at depth 0, from the latest turns that computed enough of them."""
+    return _rates(reader, 0) or plan.Rates(PREFILL_TOKENS_S)
+
+
+def speed(reader: Reader) -> tuple[str, float] | None:
+    """The fingerprint of the engine that made the latest such turn, and its prompt tokens per second at depth 0."""
+    query = "SELECT max(accepted_seq) FROM turn WHERE prefill_us > 0 AND prompt - cached >= ?"
+    with reader.transaction() as db:
+        (seq,) = db.execute(query, (MEASURED_TOKENS_MIN,)).fetchone()
+    start = None if seq is None else next(reader.before(seq, EngineStarted), None)
+    if start is None:
+        return None
+    assert isinstance(start.event, EngineStarted)
+    found = _rates(reader, start.seq)
+    return None if found is None else (start.event.fingerprint, found.prefill_tokens_s)
+
+
+def _rates(reader: Reader, after: int) -> plan.Rates | None:
+    """From turns that were accepted after this fact; None if none was measured."""
     query = (
         "SELECT prompt, cached, prefill_us FROM turn WHERE prefill_us > 0 AND prompt - cached >= ?"
-        " ORDER BY accepted_seq DESC LIMIT ?"
+        " AND accepted_seq > ? ORDER BY accepted_seq DESC LIMIT ?"
     )
     with reader.transaction() as db:
-        found = db.execute(query, (MEASURED_TOKENS_MIN, MEASURED_TURNS)).fetchall()
+        found = db.execute(query, (MEASURED_TOKENS_MIN, after, MEASURED_TURNS)).fetchall()
     if not found:
-        return plan.Rates(PREFILL_TOKENS_S)
+        return None
     flat = plan.Rates(1.0)  # seconds at one token a second: how much work it was
     work = sum(flat.recompute_s(cached, prompt - cached) for prompt, cached, _ in found)
     return plan.Rates(work / (sum(took for _, _, took in found) / 1e6))
@@ -139,6 +159,25 @@ def foreign_to(fingerprint: str, rows: Iterable[SnapshotRow]) -> frozenset[bytes
     )
 
 
+def stale(reader: Reader, started: EngineStarted, rows: Sequence[SnapshotRow]) -> tuple[wire.Stale, ...]:
+    """What has changed between the engines that wrote foreign snapshots and the one that has started; the latest ones.
+
+    `rows` in order of their making. Who wrote a snapshot is who ran when it was made. Raises JournalFault.
+    """
+    others = foreign_to(started.fingerprint, rows)
+    latest = {row.space: row for row in rows if row.space in others}
+    now = replay.parts_of(started)
+    told: list[wire.Stale] = []
+    for row in list(latest.values())[-STALE_MAX:]:
+        base, _, salt = row.namespace.partition(".")
+        maker = reader.engine_before(row.made_seq)
+        sure = maker is not None and identity.namespace(maker.fingerprint, row.tenant) == base
+        parts = replay.parts_that_differ(maker if sure else None, now, started.fingerprint)
+        today = identity.kv_namespace(identity.namespace(started.fingerprint, row.tenant), salt)
+        told.append(wire.Stale(row.space, today, ", ".join(part.name for part in parts)))
+    return tuple(told)
+
+
 def plan_collection(reader: Reader, limit: int, now_us: int) -> tuple[plan.Plan, Index, dict[str, SnapshotRow]]:
     """What goes so that the files take `limit` bytes at most, and what is worth nothing anyway."""
     index, rows = load(reader)
@@ -155,6 +194,15 @@ def plan_collection(reader: Reader, limit: int, now_us: int) -> tuple[plan.Plan,
     room = plan.make_room(index, 0, limit, stakes)
     plan.apply(index, room)
     return plan.Plan(swept.deletions + room.deletions, swept.freed + room.freed, room.fits), index, rows
+
+
+def plan_removal(reader: Reader, responses: Sequence[str]) -> tuple[plan.Plan, Index]:
+    """What goes so that nothing is left that the snapshots of these responses alone need."""
+    index, _ = load(reader)
+    there = [response for response in responses if response in index.snapshots]  # some may have gone meanwhile
+    found = plan.remove(index, there, rates(reader))
+    plan.apply(index, found)
+    return found, index
 
 
 def _runs(reader: Reader, session: str) -> bool:
@@ -242,9 +290,11 @@ def reconciled(journal: Journal, data_dir: Path) -> CacheReconciled | None:
 
     def named(space: str, hash_: bytes) -> int | None:
         row = sizes.get(hash_)
-        return row.file_bytes if row is not None and row.space.hex().startswith(space) else None
+        known = row is not None and not row.bad and row.space.hex().startswith(space)
+        return row.file_bytes if row is not None and known else None
 
     with Folder(path) as folder:
+        folder.lock()
         try:
             return _reconcile(journal, folder, sizes, named)
         except OSError as error:
@@ -257,7 +307,7 @@ def _reconcile(
     totals = reconcile.Totals()
     counts = dict.fromkeys(reconcile.Kind, 0)
     freed = 0
-    for findings in reconcile.walk(folder, named, time.time_ns(), totals):
+    for findings in reconcile.walk(folder, named, sizes.__contains__, time.time_ns(), totals):
         for finding in findings:
             if finding.kind in (reconcile.Kind.ORPHAN, reconcile.Kind.LEFTOVER):
                 if not reconcile.remove(folder, finding):

@@ -49,7 +49,7 @@ def write(
     """Writes a chunk's file, over one of the same name if there is one, and returns its header.
 
     `blocks` are the bytes of its pages, one each, which must not change meanwhile; a raw one is written from where it
-    is. All of the last block is stored: what lies behind the last token comes along and is never used.
+    is. All of the last block is stored: what lies behind the last token is the caller's to clear, and is never used.
     On any fault nothing is left behind. Raises SnapshotFault, whose `errno` tells a full disk.
     """
     assert len(blocks) == chunk.blocks, (len(blocks), chunk.blocks)

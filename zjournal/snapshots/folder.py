@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 from zjournal.errors import ChunkFault, SnapshotFault
@@ -22,6 +24,9 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 QUARANTINE = "quarantine"
 QUARANTINE_FILES_MAX = 16  # the oldest goes; what is kept is for whoever wants to know what happened to the disk
+QUARANTINE_BYTES_MAX = 1 << 30
+LOCK_S = 20.0  # for an engine whose parent was killed, and which is in its last step or is writing its last file
+LOCK_STEP_S = 0.02
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place must not hang
 _DAMAGE = {errno.EIO: "the disk reports an error", errno.EUCLEAN: "the file system is damaged there"}
@@ -44,6 +49,24 @@ class Folder:
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+    def lock(self, wait_s: float = LOCK_S) -> None:
+        """Takes the folder for this process, which removes what its journal does not name, until `close`.
+
+        Two data directories may lead to one folder by links; the one would remove the other's files. Waits so long for
+        a process that is about to end. Raises SnapshotFault.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise SnapshotFault(f"{self.path}: another server uses this folder", errno=errno.EBUSY) from None
+                time.sleep(LOCK_STEP_S)
+            except OSError:
+                return  # a file system without locks
 
     def __enter__(self) -> Folder:
         return self
@@ -121,8 +144,11 @@ class Folder:
             os.close(aside)
         return True
 
-    def quarantine(self, namespace: bytes, hash_: bytes) -> bool:
-        """Moves what has the chunk's name aside, whatever it is; False if there was nothing. Raises SnapshotFault."""
+    def quarantine(self, namespace: bytes, hash_: bytes, most: int = QUARANTINE_BYTES_MAX) -> bool:
+        """Moves what has the chunk's name aside, whatever it is; False if there was nothing. Raises SnapshotFault.
+
+        Beyond `most` bytes, and QUARANTINE_FILES_MAX files, what lies there longest goes; that may be the moved one.
+        """
         try:
             with self._lock:
                 aside = self._made(self.descriptor, QUARANTINE)
@@ -133,8 +159,23 @@ class Folder:
                 namespace, hash_, lambda place, name: os.rename(name, name, src_dir_fd=place, dst_dir_fd=aside)
             )
             if moved:
-                _thin_out(aside)
+                _thin_out(aside, most)
             return moved
+        finally:
+            os.close(aside)
+
+    def thin_out(self, most: int = QUARANTINE_BYTES_MAX) -> int:
+        """Unlinks what is too much in quarantine; returns the bytes of what stays. Raises SnapshotFault."""
+        try:
+            aside = self.open_folder(QUARANTINE)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise fault(self.path / QUARANTINE, error) from error
+        try:
+            return _thin_out(aside, most)
+        except OSError as error:
+            raise fault(self.path / QUARANTINE, error) from error
         finally:
             os.close(aside)
 
@@ -213,14 +254,20 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _thin_out(aside: int) -> None:
-    """Unlinks the oldest files of the quarantine beyond the limit. A folder among them stays."""
+def _thin_out(aside: int, most: int) -> int:
+    """Unlinks the oldest files of the quarantine beyond both limits; returns the bytes of the rest. Folders stay."""
     with os.scandir(aside) as entries:
-        files = sorted(
-            (entry.stat(follow_symlinks=False).st_ctime_ns, entry.name)
-            for entry in entries
-            if not entry.is_dir(follow_symlinks=False)
-        )
-    for _, name in files[:-QUARANTINE_FILES_MAX]:
-        with contextlib.suppress(OSError):
+        states = [(entry.stat(follow_symlinks=False), entry.name) for entry in entries]
+    files = [(state.st_ctime_ns, name, state.st_size) for state, name in states if not stat.S_ISDIR(state.st_mode)]
+    held = 0
+    for number, (_, name, size) in enumerate(sorted(files, reverse=True)):
+        if number < QUARANTINE_FILES_MAX and held + size <= most:
+            held += size
+            continue
+        try:
             os.unlink(name, dir_fd=aside)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            held += size  # it takes its room, allowed or not
+    return held

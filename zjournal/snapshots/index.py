@@ -69,6 +69,11 @@ class Chunk:
         return self.start + self.tokens
 
     @property
+    def held(self) -> int:
+        """Bytes that it takes in its place; none if its file was refused, for then it was put aside, or is missing."""
+        return 0 if self.bad else self.file_bytes
+
+    @property
     def needed(self) -> bool:
         return bool(self.children or self.ends)
 
@@ -137,7 +142,7 @@ class Index:
         self._snapshots: dict[str, Snapshot] = {}
         self._known: OrderedDict[bytes, bytes] = OrderedDict()  # tokens of chunks whose headers were read
         self._made = 0
-        self.file_bytes = 0  # of all files
+        self.file_bytes = 0  # of all files but those that were refused
         self.bad: set[bytes] = set()  # chunks whose files were refused
 
     @property
@@ -217,7 +222,9 @@ class Index:
 
     def refuse(self, hash_: bytes) -> None:
         """A chunk's file was found bad or missing: nothing is found in it or behind it until it is written again."""
-        self._chunks[hash_].bad = True
+        chunk = self._chunks[hash_]
+        self.file_bytes -= chunk.held
+        chunk.bad = True
         self.bad.add(hash_)
         self._known.pop(hash_, None)
 
@@ -380,7 +387,7 @@ class Index:
         """Adds a chunk, or renews the one that is there."""
         known = self._chunks.get(row.hash)
         if known is not None:
-            self.file_bytes += row.file_bytes - known.file_bytes
+            self.file_bytes += row.file_bytes - known.held
             known.file_bytes, known.bad, known.used_us = row.file_bytes, False, max(known.used_us, now_us)
             self.bad.discard(row.hash)
             return
@@ -410,7 +417,7 @@ class Index:
         del self._chunks[chunk.hash]
         self._known.pop(chunk.hash, None)
         self.bad.discard(chunk.hash)
-        self.file_bytes -= chunk.file_bytes
+        self.file_bytes -= chunk.held
 
     def _siblings(self, chunk: Chunk) -> list[tuple[bytes, bytes, Chunk]]:
         """The chunks that continue the same one, itself among them."""
@@ -455,7 +462,7 @@ class Index:
             for name, snapshot in (chunk.ends or {}).items():
                 assert self._snapshots[name] is snapshot and snapshot.chunk is chunk and snapshot.name == name
         assert seen == self._chunks.keys()
-        assert self.file_bytes == sum(one.file_bytes for one in self._chunks.values())
+        assert self.file_bytes == sum(one.held for one in self._chunks.values())
         assert all(name in (one.chunk.ends or {}) for name, one in self._snapshots.items())
         assert self.bad == {one.hash for one in self._chunks.values() if one.bad}
         assert len(self._known) <= TOKENS_KNOWN_MAX and self._known.keys() <= self._chunks.keys()

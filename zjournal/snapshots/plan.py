@@ -33,6 +33,7 @@ class Why(IntEnum):
     SUPERSEDED = 3  # another chunk repeats what is useful of it
     LEAST = 4  # it saves least for its bytes
     LIVE = 5  # the same, but of a session that is live
+    ASKED = 6  # somebody named it
 
 
 def _never(namespace: bytes) -> bool:
@@ -52,7 +53,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A chunk that goes. `recompute_s` is lost with it; `snapshots` end one chunk earlier, or are gone."""
+    """A chunk that goes. `recompute_s` is lost with it; `snapshots` end one chunk earlier, or are gone.
+
+    `file_bytes` are those that become free: none where the file was refused before.
+    """
 
     hash: bytes
     namespace: bytes
@@ -96,21 +100,35 @@ def limit_of(quota: int, held: int, free: int, floor: int) -> int:
     return min(quota, held + free - floor)
 
 
-def make_room(index: Index, need: int, limit: int, stakes: Stakes, other: int = 0, worth: float = float("inf")) -> Plan:
+def make_room(
+    index: Index,
+    need: int,
+    limit: int,
+    stakes: Stakes,
+    other: int = 0,
+    worth: float = float("inf"),
+    live_worth: float = float("inf"),
+) -> Plan:
     """What goes so that `need` more bytes fit under `limit`.
 
     `other`: bytes on disk that are not in the index: being written, put aside, not yet reconciled. `worth`: what the
-    new bytes are worth, as `worth_of` says; nothing that is worth more goes for them, and the plan may not fit. A plan
+    new bytes are worth, as `worth_of` says; nothing that is worth more goes for them, and the plan may not fit;
+    `live_worth`: the same, against what a live session may come back for. A plan
     that does not fit is not worth doing for the sake of `need`, only where the limit is passed already.
     """
     assert need >= 0 and other >= 0
     over = index.file_bytes + other + need - limit
-    return _Planner(index, stakes).run(over, Why.LIVE, worth)
+    return _Planner(index, stakes).run(over, Why.LIVE, worth, live_worth)
 
 
 def sweep(index: Index, stakes: Stakes) -> Plan:
     """What is worth nothing, whether there is room or not; KV of other weights stays, they may come back."""
     return _Planner(index, replace(stakes, foreign=_never)).run(None, Why.SUPERSEDED, float("inf"))
+
+
+def remove(index: Index, names: Collection[str], rates: Rates) -> Plan:
+    """What these snapshots alone need, whatever it is worth; what is pinned stays. `fits`: all of it goes."""
+    return _Planner(index, Stakes(0, rates)).drop(names)
 
 
 def worth_of(rates: Rates, start: int, tokens: int, size: int) -> float:
@@ -134,7 +152,7 @@ class _Planner:
         self._moved: dict[bytes, dict[str, Snapshot]] = {}  # snapshots that end there instead, where they moved
         self._behind_bad = self._find_behind_bad()
 
-    def run(self, over: int | None, last: Why, worth: float) -> Plan:
+    def run(self, over: int | None, last: Why, worth: float, live_worth: float = float("inf")) -> Plan:
         """Deletes until `over` bytes are freed (None: as long as there is something up to `last`)."""
         deletions: list[Deletion] = []
         freed = 0
@@ -151,14 +169,34 @@ class _Planner:
             if again > entry:  # what repeated it has gone
                 heapq.heappush(queue, again)
                 continue
-            if why > last or (why >= Why.LEAST and score > worth):
+            if why > last or (why is Why.LEAST and score > worth) or (why is Why.LIVE and score > live_worth):
                 break
             deletions.append(self._deletion(chunk, why))
-            freed += chunk.file_bytes
+            freed += chunk.held
             before = self._delete(chunk)
             if before is not None and (entry_before := self._entry(before)):
                 heapq.heappush(queue, entry_before)
         return Plan(tuple(deletions), freed, over is None or freed >= over)
+
+    def drop(self, names: Collection[str]) -> Plan:
+        """Deletes what only these snapshots need, each from its end."""
+        deletions: list[Deletion] = []
+        whole = True
+        for name in names:
+            end = self._index.snapshots[name].chunk
+            if any(one.pinned for one in (end.ends or {}).values()):
+                whole = False
+                continue
+            at: Chunk | None = end
+            while at is not None and self._alone(at, names):
+                deletions.append(self._deletion(at, Why.ASKED))
+                at = self._delete(at)
+        return Plan(tuple(deletions), sum(one.file_bytes for one in deletions), whole)
+
+    def _alone(self, chunk: Chunk, names: Collection[str]) -> bool:
+        """Whether nothing but these snapshots needs a chunk, so far."""
+        left = self._left.get(chunk.hash, len(chunk.children or ()))
+        return not left and chunk.hash not in self._gone and self._ends(chunk).keys() <= set(names)
 
     def _entry(self, chunk: Chunk) -> tuple[Why, float, int, int, Chunk] | None:
         """Where a chunk stands in the queue; None if it may not go (yet)."""
@@ -227,7 +265,7 @@ class _Planner:
         ends = self._ends(chunk)
         useful = 0 if why in (Why.FOREIGN, Why.BAD, Why.SUPERSEDED) else self._useful(chunk, ends)
         cost_s = self._stakes.rates.recompute_s(chunk.start, useful)
-        where = (chunk.hash, chunk.namespace, chunk.start, chunk.tokens, chunk.file_bytes)
+        where = (chunk.hash, chunk.namespace, chunk.start, chunk.tokens, chunk.held)
         return Deletion(*where, why, cost_s, tuple(sorted(ends)))
 
     def _delete(self, chunk: Chunk) -> Chunk | None:

@@ -22,12 +22,14 @@ STEP_ENTRIES = 256  # entries looked at between two pauses
 
 # The bytes of a chunk that the index has, by the name of its namespace's folder and its hash; None for any other.
 NamedBytes = Callable[[str, bytes], "int | None"]
+# Whether the index has a chunk of this hash, be it one whose file was refused: then what was put aside of it stays.
+Known = Callable[[bytes], bool]
 
 
 class Kind(StrEnum):
     """What is not as it should be."""
 
-    ORPHAN = "orphan"  # a chunk's file that no snapshot names
+    ORPHAN = "orphan"  # a chunk's file that no snapshot names, in its place or in quarantine
     LEFTOVER = "leftover"  # a file that was being written when the process ended
     STRANGE = "strange"  # no name of ours, or no regular file: nobody's business, never touched
     MISSING = "missing"  # a chunk that is named, without a file
@@ -43,6 +45,11 @@ class Finding:
     file_bytes: int
     hash: bytes = b""
 
+    @property
+    def aside(self) -> bool:
+        """Whether it lies in quarantine."""
+        return self.path.startswith(QUARANTINE + "/")
+
 
 @dataclass(slots=True)
 class Totals:
@@ -54,11 +61,11 @@ class Totals:
     aside_bytes: int = 0  # of these files
 
 
-def walk(folder: Folder, named: NamedBytes, before_ns: int, totals: Totals) -> Iterator[list[Finding]]:
+def walk(folder: Folder, named: NamedBytes, known: Known, before_ns: int, totals: Totals) -> Iterator[list[Finding]]:
     """Yields what is found in the folder, after every few entries; an empty list is a pause.
 
-    Files changed at `before_ns` (of the wall clock) or later are counted and left alone. Raises OSError if a folder
-    cannot be read.
+    Files changed at `before_ns` (of the wall clock) or later are counted and left alone, but for what lies in
+    quarantine. Raises OSError if a folder cannot be read.
     """
     found: list[Finding] = []
     for number, (names, name, state) in enumerate(_entries(folder), 1):
@@ -66,7 +73,10 @@ def walk(folder: Folder, named: NamedBytes, before_ns: int, totals: Totals) -> I
         totals.disk_bytes += state.st_blocks * 512
         totals.aside += names == (QUARANTINE,)
         totals.aside_bytes += state.st_size if names == (QUARANTINE,) else 0
-        finding = None if names == (QUARANTINE,) else _look(names, name, state, named, before_ns)
+        if names == (QUARANTINE,):
+            finding = _look_aside(name, state, known)
+        else:
+            finding = _look(names, name, state, named, before_ns)
         if finding is not None:
             found.append(finding)
         if number % STEP_ENTRIES == 0:
@@ -172,3 +182,14 @@ def _look(
     if told is None:
         return Finding(Kind.ORPHAN, path, size, hash_) if state.st_ctime_ns < before_ns else None
     return None
+
+
+def _look_aside(name: str, state: os.stat_result, known: Known) -> Finding | None:
+    """What is to be said of one entry of the quarantine.
+
+    It holds tokens and KV like any other, so it must not outlive them: whoever gave its chunk up was killed meanwhile.
+    """
+    hash_ = format.named(name)
+    if hash_ is None or stat.S_ISDIR(state.st_mode) or known(hash_):
+        return None
+    return Finding(Kind.ORPHAN, f"{QUARANTINE}/{name}", state.st_size, hash_)

@@ -61,7 +61,7 @@ def test_counts_of_the_engine_add_up_over_its_lives():
     metrics = Metrics()
     told = {"running": 0, "waiting": 0, "kv_blocks": 64, "kv_blocks_free": 64, "states": 0}
     metrics.gauges(Gauges(**told, preemptions=2, recomputed=30, drafted=10, accepted=7))
-    metrics.gauges(Gauges(**told, preemptions=3, recomputed=30, drafted=12, accepted=7))
+    metrics.gauges(Gauges(**told, preemptions=3, recomputed=30, drafted=12, accepted=7, backups_lost=4))
     metrics.engine_crashed()
     metrics.gauges(Gauges(**told, preemptions=1, recomputed=5, drafted=1, accepted=1))
     found = samples(metrics)
@@ -69,6 +69,7 @@ def test_counts_of_the_engine_add_up_over_its_lives():
     assert found[("zj_recomputed_tokens_total",)] == 35
     assert found["zj_draft_tokens_total", "accepted"] == 8
     assert found["zj_draft_tokens_total", "rejected"] == 5
+    assert found[("zj_snapshot_backups_lost_total",)] == 4
 
 
 def test_two_servers_do_not_share_numbers():

@@ -134,9 +134,9 @@ def test_a_new_engine_hears_all_that_is_known(tmp_path: Path) -> None:
             ("r1", hashes(ONE)[-1], 612, True),
             ("r2", own.hash, 300, True),
         ]
-        fingerprint = wire.Ready(fingerprint="f", kernels="k", context=1, kv_tokens=1)
-        line.engine_ready(fingerprint)
-        await until(lambda: wire.Foreign((NAMESPACE,)) in engine.heard)
+        line.engine_ready(events.EngineStarted(pid=1, model="m", fingerprint="f", kernels="k", context=1, kv_tokens=1))
+        stale = wire.Stale(NAMESPACE, identity.namespace("f", "local"), "fingerprint")
+        await until(lambda: wire.Foreign((NAMESPACE,), (stale,)) in engine.heard)
         assert identity.namespace("f", "local") != "n"
 
     play(tmp_path, main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from zjournal.cli.diff import visible
 from zjournal.config import read_api_keys
 from zjournal.errors import ConfigFault
 from zjournal.journal import retention
+from zjournal.journal.events import CacheNearlyMet, Fact
 from zjournal.journal.log import Journal
 from zjournal.sessions import vocabulary
 
@@ -195,3 +197,58 @@ def test_a_key_cannot_own_what_is_the_servers(tmp_path: Path, name: str) -> None
     keys.chmod(0o600)
     with pytest.raises(ConfigFault, match=f"the name {name} is taken by the server"):
         read_api_keys(keys)
+
+
+# --- near misses ------------------------------------------------------------------------------------------
+
+
+LONG = "all of this was computed once. " * 50  # a token is a byte here
+
+
+@pytest.fixture
+def nearly(tmp_path: Path) -> Iterator[Any]:
+    """Makes two turns whose prompts begin with the same text; the second one nearly met a snapshot."""
+    with open_journal(tmp_path / "data") as journal:
+        journal.append([session("s1")]).result()
+        start(journal)
+
+        def make(position: int, nearest: str, second: str) -> None:
+            turn(journal, "resp_a1", {"input": LONG + "one"}, ("input", LONG + "one"))
+            body = {"input": LONG + second}
+            told = CacheNearlyMet(
+                tenant="local", response="resp_a2", nearest=nearest, position=position, tokens=len(LONG) + 20
+            )
+            turn(journal, "resp_a2", body, ("input", LONG + second), early=(Fact(told),))
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("nearest", "second", "position", "why"),
+    [
+        ("resp_a1", "two", len(LONG), "where the prompts part"),
+        ("resp_a1", "two", len(LONG) - 9, "before the prompts part: the rest of a block was not looked for"),
+        ("resp_a1", "one, and more", len(LONG) + 5, "in A's answer, which B does not have as it was sampled"),
+        ("resp_zz", "two", len(LONG), "`zj sessions diff resp_zz resp_a2` tells why"),
+    ],
+)
+def test_a_near_miss_says_where_the_snapshot_was_left_and_why(
+    nearly: Any, zj: Zj, tmp_path: Path, nearest: str, second: str, position: int, why: str
+) -> None:
+    nearly(position, nearest, second)
+    where = ("--data-dir", str(tmp_path / "data"))
+    whose = "A" if nearest == "resp_a1" else nearest
+    size = len(LONG) + 20
+    line = f"snapshot  B left the snapshot of {whose} at token {position:,} of {size:,}: {why}"
+    assert zj("sessions", "diff", "resp_a1", "resp_a2", *where).out.splitlines()[-1] == line
+    told = zj("sessions", "diff", "resp_a1", "resp_a2", "--json", *where).json
+    assert told["near_miss"] == {"response": nearest, "at_token": position, "tokens": size, "reason": why}
+    assert not [key for key in told["near_miss"] if f"`{key}`" not in PAGE]
+    assert zj("sessions", "diff", "resp_a2", "resp_a1", "--json", *where).json["near_miss"] is None
+
+    shown = zj("sessions", "show", "s1", "--json", *where).json["turns"]
+    assert [one["near_miss"] for one in shown] == [
+        None,
+        {"response": nearest, "at_token": position, "tokens": size},
+    ]
+    assert f"at token {position} of" in " ".join(zj("sessions", "show", "s1", *where).out.split())

@@ -12,12 +12,13 @@ from tests.unit.journal.stored import backed_up, ends, hashes, known
 from tests.unit.snapshots import chunks
 from tests.unit.snapshots.chunks import NAMESPACE, tokens
 from zjournal.journal import datadir, snapshots
-from zjournal.journal.events import CacheReconciled
+from zjournal.journal.events import CacheBackedUp, CacheReconciled, Chunk
 from zjournal.journal.log import Journal
 from zjournal.journal.reader import Reader
 from zjournal.journal.verify import verify
 from zjournal.sessions import identity
 from zjournal.sessions import snapshots as files
+from zjournal.snapshots import format
 from zjournal.snapshots.folder import Folder
 
 BASE = tokens(512, 1)
@@ -112,7 +113,7 @@ def test_a_pinned_snapshot_stays(zj: Zj, data_dir: Path, where: tuple[str, str])
     assert told(zj, "pin", "resp_a", *where) == {"response": "resp_a2", "pinned": True}
     plan = told(zj, "gc", "--limit", "0", *where)
     assert not plan["fits"] and all(one["snapshots"] == ["resp_c1"] for one in plan["deletions"])
-    assert "pinned and does not fit" in zj("snapshots", "gc", "--limit", "0", "--yes", *where).out
+    assert "pinned and stays" in zj("snapshots", "gc", "--limit", "0", "--yes", *where).out
     with Reader.open(data_dir) as reader:
         assert ends(reader).keys() == {"resp_a2"}
     assert zj("snapshots", "unpin", "resp_a2", *where).out == "the snapshot of resp_a2 is not pinned\n"
@@ -180,3 +181,96 @@ def test_a_command_that_dies_between_commit_and_unlink_leaves_files_that_nothing
 def test_stats_tells_what_is_on_disk(zj: Zj, where: tuple[str, str]) -> None:
     assert zj("journal", "stats", "--json", *where).json["snapshot_bytes"] == TOTAL  # type: ignore[index]
     assert f"{TOTAL:,} bytes of KV" in zj("journal", "stats", *where).out
+
+
+def test_r21_two_images_behind_the_same_tokens_are_two_snapshots(zj: Zj, data_dir: Path) -> None:
+    """Field report R21: listed, counted, given up and verified apart, though their tokens are the same."""
+    where = ("--data-dir", str(data_dir))
+    images = {"resp_a2": b"c" * 32, "resp_c1": b"d" * 32}
+    paths = []
+    with datadir.lock(data_dir), Journal.open(data_dir) as journal, Folder(files.folder_of(data_dir)) as folder:
+        for response, image in images.items():
+            first = chunks.make(BASE[:1024], extra=image)
+            tail = chunks.make(BASE[1024:1424], first.hash, 256)
+            for one in (first, tail):
+                chunks.store(folder, one)
+            event = CacheBackedUp(
+                response=response,
+                namespace=identity.namespace("f", "local"),
+                space=NAMESPACE,
+                tokens=356,
+                end=tail.hash,
+                chunks=(
+                    Chunk(first.hash, format.ROOT, 256, size(first), plain=False),
+                    Chunk(tail.hash, b"", 100, size(tail)),
+                ),
+                write_us=1,
+            )
+            marks = format.marks(first.tokens) + format.marks(tail.tokens)
+            assert journal.run(lambda tx, event=event, marks=marks: snapshots.back_up(tx, event, marks)).result()  # type: ignore[misc]
+            paths.append(folder.where(NAMESPACE, first.hash))
+    found = told(zj, "list", *where)
+    assert found["chunks"] == 4 and [one["own_bytes"] for one in found["snapshots"]] == [found["bytes"] // 2] * 2
+    assert zj("snapshots", "verify", "--deep", *where).code == 0
+    cat, dog = (path.read_bytes() for path in paths)
+    paths[0].write_bytes(dog)
+    done = zj("snapshots", "verify", *where)
+    assert done.code == 1 and "is another chunk than its name says" in done.out, "the other image's KV"
+    paths[0].write_bytes(cat)
+    assert told(zj, "gc", *where)["deletions"] == [], "neither repeats the other"
+    assert told(zj, "gc", "--limit", str(found["bytes"] // 2), "--yes", *where)["fits"]
+    assert len({one["response"] for one in told(zj, "list", *where)["snapshots"]}) == 1
+    assert zj("snapshots", "verify", "--deep", *where).code == 0
+
+
+# --- sessions ---------------------------------------------------------------------------------------------
+
+
+def test_an_id_may_be_that_of_a_session(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    with Reader.open(data_dir) as reader:
+        of = {row.response: row.session for page in snapshots.snapshots(reader) for row, _ in page}
+    session = of["resp_a2"]
+    mine = sorted(response for response, its in of.items() if its == session)
+    shown = told(zj, "show", session, *where)
+    assert (shown["session"], sorted(one["response"] for one in shown["snapshots"])) == (session, mine)
+    assert all(one["chunks"][0]["start"] == 0 and one["recompute_s"] > 0 for one in shown["snapshots"])
+    assert zj("snapshots", "show", session, *where).out.count(" of session ") == len(mine)
+
+    done = told(zj, "pin", session, *where)
+    assert (done["session"], sorted(done["responses"]), done["pinned"]) == (session, mine, True)
+    listed = {one["response"]: one["pinned"] for one in told(zj, "list", *where)["snapshots"]}
+    assert listed == {response: its == session for response, its in of.items()}
+    assert f"session {session}: not pinned" in zj("snapshots", "unpin", session, *where).out
+    assert not any(one["pinned"] for one in told(zj, "list", *where)["snapshots"])
+
+    assert zj("sessions", "pin", session, *where).code == 0
+    assert f"zj sessions unpin {session}" in zj("snapshots", "unpin", session, *where).out
+    (row,) = [one for one in zj("sessions", "list", *where).out.splitlines() if session in one]
+    assert row.rstrip().endswith("pinned")
+
+
+def test_gc_of_an_id_takes_what_it_alone_needs(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    assert zj("snapshots", "gc", "resp_a2", "--limit", "1", *where).code != 0
+    plan = told(zj, "gc", "resp_a2", *where)
+    assert [(one["start"], one["reason"], one["snapshots"]) for one in plan["deletions"]] == [
+        (512, "asked", ["resp_a2"])
+    ]
+    assert plan["fits"] and plan["recompute_s"] > 0 and plan["collected"] is None
+    assert told(zj, "gc", "resp_a2", "--yes", *where)["collected"]["chunks"] == 1
+    assert [one["response"] for one in told(zj, "list", *where)["snapshots"]] == ["resp_c1"]
+    assert names(data_dir) == {hash_.hex() for hash_ in hashes(STATES["resp_c1"])}
+    told(zj, "pin", "resp_c1", *where)
+    assert told(zj, "gc", "resp_c1", *where)["deletions"] == []
+    assert "pinned and stays" in zj("snapshots", "gc", "resp_c1", "--yes", *where).out
+    told(zj, "unpin", "resp_c1", *where)
+    assert told(zj, "gc", "resp_c1", "--yes", *where)["collected"]["chunks"] == 4
+    assert names(data_dir) == set()
+    assert zj("journal", "verify", "--deep", *where).code == 0
+
+
+def test_the_list_is_for_people(zj: Zj, where: tuple[str, str]) -> None:
+    found = told(zj, "list", *where)["snapshots"]
+    assert [one["used"] for one in found] == sorted((one["used"] for one in found), reverse=True)
+    assert all(one["recompute_s"] > 0 and one["restores"] == 0 for one in found)
+    out = zj("snapshots", "list", *where).out
+    assert "KiB" in out and " ago" in out

@@ -1,13 +1,18 @@
 """Backing up: what is written, when and how much of it, and what happens when disk or journal do not go along."""
 
 import random
+import shutil
+from array import array
 
 import pytest
 
 from tests.unit.engine.tiers import FILE_BYTES, Tiered, tokens
+from tests.unit.snapshots import chunks
+from zjournal.engine.cache import backup, shelf
 from zjournal.engine.cache.backup import FACTS_OPEN_MAX, IN_FLIGHT_BYTES, RETRY_US, TAIL_AFTER_US
 from zjournal.errors import SnapshotFault
 from zjournal.link import wire
+from zjournal.snapshots.folder import Folder
 
 
 @pytest.fixture
@@ -19,7 +24,7 @@ def new_chunks(engine, request):
     return [chunk.tokens for told in engine.of(wire.BackedUp, request) for chunk in told.chunks]
 
 
-def test_each_turn_writes_what_is_new(engine):
+def test_r22_each_turn_writes_what_is_new(engine):
     """Field report R22: no turn writes what was on disk before."""
     history = tokens(600, 1)
     for turn in range(4):
@@ -207,7 +212,7 @@ def test_an_erased_turn_goes_from_disk(engine):
 # --- limits and faults -------------------------------------------------------------------------------------
 
 
-def test_the_limit_is_never_passed(tmp_path):
+def test_o13_the_limit_is_never_passed(tmp_path):
     """Field report O13."""
     limit = 8 * FILE_BYTES
     engine = Tiered(tmp_path / "s", blocks=1024, limit=limit)
@@ -253,7 +258,7 @@ def test_a_smaller_limit_after_a_restart_is_kept_at_once(tmp_path):
     assert again.told(wire.PurgePlanned)
 
 
-def test_foreign_kv_goes_first(tmp_path):
+def test_o13_o15_foreign_kv_goes_first(tmp_path):
     engine = Tiered(tmp_path / "s", blocks=1024, limit=7 * FILE_BYTES)
     engine.serve("old", tokens(520, 1), namespace="old")
     again = engine.restart()
@@ -287,6 +292,7 @@ def test_a_disk_that_takes_no_more_turns_backups_off_and_nothing_else(engine, nu
     (off,) = engine.told(wire.SnapshotsOff)
     assert off.reason == reason
     assert engine.scheduler.gauges().backups_off
+    assert engine.snapshots.stuck and not engine.snapshots.open, "the end need not wait"
     assert len(engine.told(wire.Finished)) == 2
     assert engine.snapshots.shelf.used == 0
     engine.disk.fault = None
@@ -303,6 +309,29 @@ def test_a_nearly_full_disk_is_left_alone(engine, monkeypatch):
     engine.serve("a", tokens(700, 1))
     assert not engine.files()
     assert engine.of(wire.Finished, "a")
+    engine.serve("b", tokens(700, 2))
+    (off,) = engine.told(wire.SnapshotsOff)
+    assert off.reason == "no_space" and engine.scheduler.gauges().backups_off
+    monkeypatch.undo()
+    engine.snapshots.shelf.measured(1 << 40)
+    engine.serve("c", tokens(700, 3))
+    assert engine.files() and len(engine.told(wire.SnapshotsOn)) == 1
+    assert not engine.scheduler.gauges().backups_off
+
+
+def test_a_disk_that_others_fill_costs_what_is_over_and_not_all(tmp_path, monkeypatch):
+    """What is unlinked is free at once: it once went on counting as taken, and all of it went for one state."""
+    engine = Tiered(tmp_path / "s", blocks=1024)
+    disk = shelf.FREE_BYTES_MIN + 8 * FILE_BYTES
+    monkeypatch.setattr(engine.snapshots.shelf, "measure", lambda: disk - engine.file_bytes())
+    engine.snapshots.shelf.measured(disk)
+    for number in range(12):
+        engine.serve(f"r{number}", tokens(520, number), session=f"s{number}")
+        assert engine.file_bytes() <= 8 * FILE_BYTES
+        if number >= 3:
+            assert engine.file_bytes() >= 4 * FILE_BYTES
+    assert engine.snapshots.shelf.used == engine.file_bytes()
+    assert engine.restart().serve("again", [*tokens(520, 11), 7]).cached >= 512
 
 
 def test_memory_prefers_to_give_up_what_is_on_disk(tmp_path):
@@ -318,3 +347,135 @@ def test_memory_prefers_to_give_up_what_is_on_disk(tmp_path):
     engine.disk.held.clear()
     engine.run()
     assert sum(new_chunks(engine, "new")) == 503, "what was not on disk yet was not lost"
+
+
+def test_a_tail_has_nothing_of_another_turn_behind_its_last_token(engine):
+    """Its block was copied from the other one's as a whole, and the other one may be deleted long before it."""
+    secret = [9001, 9002, 9003, 9004]
+    shared = tokens(20, 1)
+    engine.serve("a", [*shared, 1, 2, 3, *secret], session="s")
+    engine.serve("b", [*shared, 5, 6], session="t", says=(7,))
+    packed = array("I", secret).tobytes()
+    ends = {request: engine.files()[end].read_bytes() for request, (_, end) in engine.journal.ends.items()}
+    assert {request: packed in data for request, data in ends.items()} == {"a": True, "b": False}
+
+
+def test_more_states_than_can_wait_cost_the_oldest_and_nothing_else(engine, monkeypatch):
+    """Those that are being written cannot be closed: the engine once went round for ever here."""
+    monkeypatch.setattr(backup, "STATES_MAX", 4)
+    engine.disk.held.add("write")
+    for number in range(12):
+        engine.submit(f"r{number}", tokens(30, number), session=f"s{number}")
+        while not engine.of(wire.Finished, f"r{number}"):
+            engine.step()
+        engine.step()
+    engine.disk.held.clear()
+    engine.run()
+    assert not engine.snapshots.unwritten
+    assert len(engine.files()) == 12 - engine.snapshots.gauges()["backups_lost"] < 12
+
+
+@pytest.mark.parametrize("place", ["chunk", "folder"])
+def test_what_lies_in_a_chunk_s_place_costs_that_state_and_no_other(engine, place):
+    prompt = tokens(700, 1)
+    engine.serve("a", prompt, session="s")
+    (*_, path) = (engine.files()[hash_] for hash_ in engine.journal.path("a"))
+    if place == "chunk":
+        path.unlink()
+        path.mkdir()
+        (path / "mine").write_text("x")
+    else:
+        shutil.rmtree(path.parent)
+        path.parent.write_text("x")
+    again = engine.restart(blocks=1024)
+    again.run()
+    again.serve("b", [*prompt, 7], session="s")
+    again.serve("c", tokens(700, 2), session="t")
+    assert "c" in again.journal.ends, "others are written"
+    assert not again.told(wire.SnapshotsOff)
+    assert not again.snapshots.unwritten
+    if place == "chunk":
+        again.serve("d", [*prompt, 7, *tokens(30, 3)], session="s")
+        assert "d" in again.journal.ends, "the folder was put aside"
+        assert (engine.folder / "quarantine" / path.name / "mine").exists()
+
+
+# --- the limit ---------------------------------------------------------------------------------------------
+
+
+def orphan(engine, seed):
+    """A file as a kill between rename and commit leaves it."""
+    made = chunks.make(chunks.tokens(256, seed), block_bytes=64)
+    with Folder(engine.folder) as folder:
+        chunks.store(folder, made)
+        return folder.where(made.namespace, made.hash)
+
+
+def test_what_a_kill_left_counts_until_it_is_gone(tmp_path):
+    engine = Tiered(tmp_path / "s", blocks=512, limit=4 * FILE_BYTES)
+    left = [orphan(engine, seed) for seed in range(4)]
+    engine.disk.held = {"write"}
+    engine.submit("a", tokens(1024, 1))
+    for _ in range(40):
+        engine.step()
+    assert engine.snapshots.shelf.used == engine.file_bytes() == 4 * FILE_BYTES, "nothing is begun beside them"
+    engine.disk.held.clear()
+    engine.run()
+    assert not any(path.exists() for path in left)
+    assert engine.file_bytes() == engine.snapshots.shelf.used <= 4 * FILE_BYTES
+    assert engine.files().keys() == engine.journal.chunks.keys()
+
+
+def test_nothing_is_written_before_the_folder_is_known(tmp_path):
+    engine = Tiered(tmp_path / "s", blocks=512, limit=4 * FILE_BYTES)
+    orphan(engine, 1)
+    engine.disk.held = {"read"}
+    engine.submit("a", tokens(1024, 1))
+    for _ in range(40):
+        engine.step()
+    assert len(engine.files()) == 1 and not engine.told(wire.BackedUp)
+    engine.disk.held.clear()
+    engine.run()
+    assert len(engine.told(wire.BackedUp)[-1].chunks) > 0
+
+
+def test_a_file_that_was_put_aside_counts_once_and_the_quarantine_is_bounded(tmp_path):
+    limit = 32 * FILE_BYTES
+    engine = Tiered(tmp_path / "s", blocks=1024, limit=limit)
+    for number in range(6):
+        engine.serve(f"a{number}", tokens(256, number))
+    again = engine.restart()
+    for path in again.files().values():
+        path.write_bytes(path.read_bytes()[:-1])
+    again.run()
+    for number in range(6):
+        again.serve(f"b{number}", [*tokens(256, number), 7])
+    aside = [path.stat().st_size for path in (again.folder / "quarantine").iterdir()]
+    assert 0 < sum(aside) <= limit // 16 < 6 * FILE_BYTES
+    assert again.file_bytes() == again.snapshots.shelf.used, "neither counted twice nor forgotten"
+    third = again.restart()
+    assert third.snapshots.shelf.used >= third.file_bytes(), "from the first moment on"
+    third.run()
+    assert third.snapshots.shelf.used == third.file_bytes()
+
+
+def test_what_cannot_be_unlinked_goes_on_counting(tmp_path):
+    engine = Tiered(tmp_path / "s", blocks=512)
+    engine.serve("a", tokens(700, 1))
+    before = engine.file_bytes()
+
+    def refuse(kind):
+        raise SnapshotFault("no", errno=5)
+
+    engine.disk.fault = refuse
+    space, _ = engine.journal.ends["a"]
+    hashes = tuple(engine.journal.path("a"))
+    engine.journal.ends, engine.journal.chunks = {}, {}
+    engine.snapshots.take(wire.Purge(space=space, hashes=hashes, requests=("a",), cause="deleted"))
+    engine.disk.finish()
+    engine.disk.fault = None
+    assert engine.snapshots.shelf.used == engine.file_bytes() == before
+    assert not engine.snapshots.shelf.index.chunks
+    again = engine.restart()
+    again.run()
+    assert again.snapshots.shelf.used == again.file_bytes() == 0

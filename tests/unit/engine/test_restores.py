@@ -1,14 +1,17 @@
 """Restoring: what comes back after a restart, to the token; what happens when files are bad, slow, or half there."""
 
 import os
+from array import array
 
 import pytest
 
-from tests.unit.engine.tiers import FILE_BYTES, MANY, Tiered, tokens
+from tests.unit.engine.tiers import BLOCK_BYTES, FILE_BYTES, MANY, Tiered, tokens
 from zjournal.engine.cache import sweep
 from zjournal.errors import SnapshotFault
 from zjournal.link import wire
+from zjournal.snapshots import chunk as chunkfile
 from zjournal.snapshots import format
+from zjournal.snapshots.codec import Packer
 
 SAYS = (10, 11, 12, 13)
 
@@ -98,6 +101,51 @@ def test_namespaces_do_not_meet(engine):
     assert (matched.cached, matched.restored, matched.reason) == (0, 0, "cold")
 
 
+@pytest.mark.parametrize("shared", [400, 200])
+def test_o15_a_match_that_is_missed_for_another_model_says_what_changed(engine, shared):
+    """Field report O15: reuse 0, and the reason is the fingerprint with its parts; of a whole chunk and more."""
+    prompt = tokens(600, 1)
+    engine.serve("a", prompt, namespace="n")
+    again = engine.restart()
+    space = again.snapshots.shelf.space("n")
+    again.snapshots.take(wire.Foreign((space,), (wire.Stale(space, "now", "weights, rope"),)))
+    asked = [*prompt[:shared], 5000, 5001]
+    matched = again.serve("b", asked, namespace="now")
+    told = "fingerprint: weights, rope" if shared >= 256 else "cold"
+    assert (matched.cached, matched.restored, matched.reason, matched.nearest) == (0, 0, told, "")
+    matched = again.serve("c", asked, namespace="now")
+    assert (matched.cached, matched.reason) == (shared + 1, "whole"), "it is there by now"
+    assert again.serve("d", asked, namespace="of another tenant").reason == "cold"
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_r21_kv_behind_an_image_is_not_met_by_its_placeholders(engine, lies):
+    """Field report R21: two images, the same placeholder tokens. Their hashes differ, and the files say so as well.
+
+    `lies`: the journal's rows tell of nothing but tokens; then what the file has is what counts.
+    """
+    prompt = tokens(300, 1)
+    packed = array("I", prompt).tobytes()
+    shelf = engine.snapshots.shelf
+    space, layout = shelf.space("n"), format.digest("layout", engine.layout, str(BLOCK_BYTES))
+    for name, image in (("cat", b"c" * 32), ("dog", b"d" * 32)):
+        first = format.Chunk(space, layout, format.ROOT, image, 0, packed[:1024], BLOCK_BYTES)
+        tail = format.Chunk(space, layout, first.hash, format.PLAIN, 256, packed[1024:], BLOCK_BYTES)
+        for one in (first, tail):
+            blocks = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(one.blocks)]
+            size = chunkfile.write(shelf.folder, one, blocks, Packer(format.Codec.RAW)).file_bytes
+            plain = lies or one.extra == format.PLAIN
+            told = wire.Chunk(one.hash, one.parent, one.count, size, format.marks(one.tokens), plain)
+            engine.journal.chunks[one.hash] = (space, told)
+        engine.journal.ends[name] = (space, tail.hash)
+    assert len(engine.files()) == 4
+    again = engine.restart()
+    matched = again.serve("b", [*prompt, 7])
+    assert (matched.cached, matched.restored) == (0, 0)
+    assert {one.reason for one in again.told(wire.Quarantined)} == ({"tokens"} if lies else set())
+    assert again.serve("c", [*prompt, 8]).cached == 300, "what was computed from tokens alone is met by tokens"
+
+
 def test_a_near_miss_is_told_with_its_place(engine):
     prompt = tokens(1200, 1)
     engine.serve("a", prompt)
@@ -113,7 +161,7 @@ def test_a_near_miss_is_told_with_its_place(engine):
 
 @pytest.mark.parametrize("at", [0, 8, 300, 1300, 4085, 4096, 4200, 40_000])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_flipped_bit_costs_what_is_behind_it_and_is_met_once(engine, at, number):
+def test_o16_a_flipped_bit_costs_what_is_behind_it_and_is_met_once(engine, at, number):
     prompt = tokens(700, 1)
     engine.serve("a", prompt)
     bad = paths(engine, "a")[number]
@@ -131,7 +179,7 @@ def test_a_flipped_bit_costs_what_is_behind_it_and_is_met_once(engine, at, numbe
 
 
 @pytest.mark.parametrize("kind", ["cut", "longer", "missing", "symlink", "folder", "swapped"])
-def test_other_things_in_a_file_s_place(engine, kind, tmp_path):
+def test_o16_r20_other_things_in_a_file_s_place(engine, kind, tmp_path):
     """Field reports O16 and R20: cut, swapped, linked elsewhere; the answer comes by computing."""
     prompt = tokens(700, 1)
     engine.serve("a", prompt)
@@ -254,7 +302,7 @@ def test_others_decode_while_one_is_restored(engine):
     assert again.matched("b").cached == 700
 
 
-def test_a_restoring_request_is_preempted_like_any_other(engine):
+def test_r16_a_restoring_request_is_preempted_like_any_other(engine):
     """Field report R16: it needs more memory than is free."""
     prompt = tokens(700, 1)
     engine.serve("a", prompt)
@@ -266,7 +314,7 @@ def test_a_restoring_request_is_preempted_like_any_other(engine):
     assert len(again.of(wire.Matched, "b")) == 1
 
 
-def test_what_is_being_read_is_not_given_up_for_something_new(tmp_path):
+def test_r15_what_is_being_read_is_not_given_up_for_something_new(tmp_path):
     """Field report R15: the room for a new state is not made by what another request is just about to load."""
     engine = Tiered(tmp_path / "s", limit=4 * FILE_BYTES, blocks=200)
     prompt = tokens(700, 1)

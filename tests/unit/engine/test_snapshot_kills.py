@@ -25,10 +25,11 @@ class Kept(Journal):
         self.path_ = path
 
     def commit(self, event):
-        super().commit(event)
+        stands = super().commit(event)
         part = self.path_.with_suffix(".part")
         part.write_bytes(pickle.dumps((self.chunks, self.ends, self.sessions)))
         os.replace(part, self.path_)
+        return stands
 
     @classmethod
     def load(cls, path):
@@ -38,9 +39,18 @@ class Kept(Journal):
         return journal
 
 
+class Bounded(Tiered):
+    """Looks at the folder after each step: what is left over and put aside counts as well."""
+
+    def step(self):
+        worked = super().step()
+        assert self.file_bytes() <= self.options["limit"]
+        return worked
+
+
 def life(folder, journal):
     """Turns, branches, an eviction from disk, an erased turn: everything that writes and unlinks."""
-    engine = Tiered(folder, journal=journal, blocks=512, limit=7 * FILE_BYTES)
+    engine = Bounded(folder, journal=journal, blocks=512, limit=7 * FILE_BYTES)
     engine.serve("a", tokens(520, 1), session="s")
     engine.serve("b", [*tokens(520, 1), 10, 11, 12, 13, *tokens(30, 2)], session="s")
     for number in range(3):
@@ -82,7 +92,7 @@ def test_a_kill_at_any_call(tmp_path, part):
             assert number > 50, "nothing was done"
             return
         assert status == KILLED, "the child failed by itself"
-        again = Tiered(folder, journal=Kept.load(path), blocks=512, limit=7 * FILE_BYTES)
+        again = Bounded(folder, journal=Kept.load(path), blocks=512, limit=7 * FILE_BYTES)
         assert again.journal.chunks.keys() <= again.files().keys(), "a fact names a file that is not there"
         for request, prompt in (("x", tokens(520, 1)), ("y", tokens(520, 11))):
             again.serve(request, [*prompt, 7])

@@ -70,9 +70,13 @@ class Journal:
         self.ends = {}  # request -> (space, end)
         self.sessions = {}
         self.files = {}  # hash -> what it was told of
+        self.refused = False  # something was: so what builds on that is refused as well
 
     def commit(self, event):
+        """Takes a fact; False if it stands on what was refused."""
         match event:
+            case wire.BackedUp() if self.refused and not self.stands(event):
+                return False
             case wire.BackedUp():
                 for chunk in event.chunks:
                     assert chunk.parent == format.ROOT or chunk.parent in self.chunks, "a chunk without its parent"
@@ -82,6 +86,15 @@ class Journal:
             case wire.PurgePlanned():
                 for hash_ in event.hashes:
                     self.drop(hash_)
+        return True
+
+    def stands(self, event):
+        known = set(self.chunks) | {format.ROOT}
+        for chunk in event.chunks:
+            if chunk.parent not in known:
+                return False
+            known.add(chunk.hash)
+        return event.end in known
 
     def drop(self, hash_):
         _, chunk = self.chunks[hash_]
@@ -121,7 +134,11 @@ class Journal:
 class Tiered:
     """An engine with a disk and a journal; `answers` off: the journal does not commit."""
 
-    def __init__(self, folder, *, journal=None, disk=None, blocks=256, limit=MANY, host=0, codec="raw", **options):
+    learns = False  # whether times say anything
+
+    def __init__(
+        self, folder, *, journal=None, disk=None, blocks=256, limit=MANY, host=0, codec="raw", foreign=(), **options
+    ):
         self.folder = folder
         self.options = {"blocks": blocks, "limit": limit, "host": host, "codec": codec, **options}
         self.journal = journal or Journal()
@@ -131,7 +148,7 @@ class Tiered:
         self.answers = True
         self.unanswered = []
         self.memory = {}
-        self.layout, self.block_bytes = "test", BLOCK_BYTES
+        self.layout, self.block_bytes, self.fingerprint = "test", BLOCK_BYTES, "weights"
         self.computed = {}
         limits = {"context": 8192, "max_running": 4, "prefill_tokens": 512, "queue_max": 64, **options}
         settings = Settings(folder, KEY, limit, codec, host)
@@ -140,12 +157,14 @@ class Tiered:
             blocks,
             lambda token: bytes([token % 256]),
             snapshots=lambda residency, facts: Snapshots(
-                settings, residency, self, facts, self.clock, self.wall, learns=False, disk=self.disk
+                settings, residency, self, facts, self.clock, self.wall, learns=self.learns, disk=self.disk
             ),
         )
         self.snapshots = self.scheduler.snapshots
         for page in self.journal.known():
             self.snapshots.take(page)
+        self.snapshots.take(wire.Foreign(foreign))
+        self.hear(self.snapshots.take_events())
 
     def clock(self):
         return self.now
@@ -155,6 +174,9 @@ class Tiered:
 
     def block_memory(self, block):
         return memoryview(self.memory.setdefault(block, bytearray(BLOCK_BYTES)))
+
+    def clear_behind(self, memory, tokens):
+        memory[4 * tokens :] = bytes(len(memory) - 4 * tokens)
 
     def restart(self, **changed):
         """kill -9: what was not committed never was."""
@@ -224,8 +246,8 @@ class Tiered:
                 self.unanswered.append(event)
         while self.answers and self.unanswered:
             event = self.unanswered.pop(0)
-            self.journal.commit(event)
-            self.snapshots.take(wire.Committed(event.fact))
+            answer = wire.Committed if self.journal.commit(event) else wire.Refused
+            self.snapshots.take(answer(event.fact))
             self.hear(self.snapshots.take_events())
 
     def run(self, limit=3000):

@@ -1,4 +1,4 @@
-"""Fences on their way to the engine: made once for equal requests; results are checked where one leaves something out."""
+"""Fences on their way to the engine: made once for equal requests; results are checked where one leaves much out."""
 
 from __future__ import annotations
 

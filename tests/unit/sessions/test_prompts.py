@@ -56,8 +56,9 @@ def turn(
     previous: str = "",
     fingerprint: str = "f",
     record: bytes | None = None,
+    early: tuple[Fact, ...] = (),
 ) -> None:
-    """A turn that ended, whose prompt is made of (path, text)."""
+    """A turn that ended, whose prompt is made of (path, text). `early`: what else is told of it at its begin."""
     raw = json.dumps(body).encode()
     at, marked = 0, []
     for path, text in parts:
@@ -90,7 +91,7 @@ def turn(
     ended = ResponseFinished(
         tenant="local", response=response, reason="stop", output=2, queue_us=0, prefill_us=0, decode_us=0
     )
-    facts = [Fact(accepted, contents=(record,)), Fact(rendered), Fact(ended)]
+    facts = [Fact(accepted, contents=(record,)), Fact(rendered), *early, Fact(ended)]
     journal.append(facts).result()
 
 

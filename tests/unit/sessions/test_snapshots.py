@@ -56,6 +56,24 @@ def test_the_rate_is_that_of_turns_which_computed_enough(tmp_path: Path) -> None
         assert snapshots.rates(journal).prefill_tokens_s == pytest.approx(500.0, rel=1e-3)
 
 
+def test_a_new_life_is_told_the_speed_of_the_last_engine_that_computed(tmp_path: Path) -> None:
+    def start(fingerprint: str) -> None:
+        engine = EngineStarted(pid=1, model="m", fingerprint=fingerprint, kernels="k", context=1, kv_tokens=1)
+        journal.append([Fact(engine)]).result()
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        assert snapshots.speed(journal) is None
+        start("slow")
+        computed(journal, "r1", 2000, 0, Rates(50.0).recompute_s(0, 2000))
+        assert snapshots.speed(journal) == ("slow", pytest.approx(50.0, rel=1e-3))
+        start("fast")
+        assert snapshots.speed(journal) == ("slow", pytest.approx(50.0, rel=1e-3)), "the new one computed nothing yet"
+        computed(journal, "r2", 2000, 0, Rates(5000.0).recompute_s(0, 2000))
+        assert snapshots.speed(journal) == ("fast", pytest.approx(5000.0, rel=1e-3)), "what others did does not count"
+        assert 50 < snapshots.rates(journal).prefill_tokens_s < 5000
+
+
 @pytest.mark.parametrize("salt", ["", "ab12"])
 def test_kv_of_other_weights_goes_first_and_only_for_room(tmp_path: Path, salt: str) -> None:
     with open_journal(tmp_path) as journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import stat
@@ -94,6 +95,40 @@ def test_a_raw_file_is_header_and_blocks(folder):
     assert data == format.encode(header) + bytes(first).ljust(8192, b"\0") + bytes(second).ljust(8192, b"\0")
 
 
+def _aligned_kv(made):
+    blocks = chunks.room(made)
+    for block, values in zip(blocks, chunks.kv(made), strict=True):
+        block[:] = values
+    return blocks
+
+
+def test_what_is_written_past_the_page_cache_is_the_same_file(folder):
+    made = chunks.make(chunks.tokens(250))
+    chunks.store(folder, made)
+    usual = path_of(folder, made).read_bytes()
+    chunk.write(folder, made, _aligned_kv(made), Packer(Codec.RAW))
+    assert path_of(folder, made).read_bytes() == usual
+
+
+@pytest.mark.parametrize("whole", [0, 1, 3])
+def test_a_file_system_that_will_not_write_past_the_cache_gets_the_rest_as_usual(folder, monkeypatch, whole):
+    made = chunks.make(chunks.tokens(250))
+    usual, calls = os.pwritev, []
+
+    def refuse(descriptor, parts, at):
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        calls.append(bool(direct))
+        if direct and len(calls) > whole:
+            raise OSError(errno.EINVAL, "not here")
+        return usual(descriptor, parts[:2] if direct else parts, at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    chunk.write(folder, made, _aligned_kv(made), Packer(Codec.RAW))
+    assert calls[: whole + 1] == [True] * (whole + 1)
+    assert calls[whole + 1 :] and not any(calls[whole + 1 :])
+    assert content(folder, made) == [bytes(block) for block in chunks.kv(made)]
+
+
 def test_zstd_stores_less_and_says_its_level(folder):
     made = chunks.make(chunks.tokens(256))
     header = chunks.store(folder, made, Codec.ZSTD)
@@ -141,7 +176,7 @@ chunk.write(Folder(Path(sys.argv[1])), made, chunks.kv(made), Packer(Codec.RAW),
 """
 
 
-def test_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
+def test_o16_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
     """O16: nobody meets the half-written file, and it is found and removed."""
     made = chunks.make(chunks.tokens(64))
     script = [sys.executable, "-c", KILLED, str(folder.path)]
@@ -150,7 +185,8 @@ def test_a_kill_while_a_file_is_written_leaves_a_leftover_and_no_chunk(folder):
         child.kill()
     assert refusal(folder, made).reason == Reason.MISSING
     later_ns = time.time_ns() + 10**15
-    found = [one for step in reconcile.walk(folder, lambda *_: None, later_ns, Totals()) for one in step]
+    steps = reconcile.walk(folder, lambda *_: None, lambda _: False, later_ns, Totals())
+    found = [one for step in steps for one in step]
     assert [one.kind for one in found] == [Kind.LEFTOVER]
     assert reconcile.remove(folder, found[0])
     chunks.store(folder, made)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 
 import pytest
 
@@ -98,3 +100,18 @@ def test_folders_below_are_opened_without_links(folder, tmp_path):
     for name in ("link", "nothing"):
         with pytest.raises(OSError):
             folder.open_folder(name)
+
+
+def test_a_folder_is_taken_by_one_at_a_time(tmp_path):
+    with Folder(tmp_path / "s") as other:
+        with Folder(tmp_path / "s") as one:
+            one.lock(0)
+            with pytest.raises(SnapshotFault, match="another server") as refused:
+                other.lock(0)
+            assert refused.value.errno == errno.EBUSY
+            assert other.size(bytes(32), bytes(32)) is None, "who does not remove anything needs no lock"
+            waiting = threading.Thread(target=other.lock)
+            waiting.start()
+        waiting.join()
+        with Folder(tmp_path / "s") as third, pytest.raises(SnapshotFault):
+            third.lock(0)

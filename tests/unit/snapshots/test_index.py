@@ -119,7 +119,7 @@ def test_namespaces_do_not_meet():
     assert disk.find(state).tokens == 599
 
 
-def test_the_same_placeholders_of_two_images_do_not_meet():
+def test_r21_the_same_placeholders_of_two_images_do_not_meet():
     """R21: two images, the same placeholder tokens."""
     state, cat, dog = chunks.tokens(400), b"c" * 32, b"d" * 32
     first = chunks.make(state[:1024], extra=cat)
@@ -151,7 +151,7 @@ def test_what_branches_share_is_there_once():
     disk.index.check()
 
 
-def test_only_new_chunks_are_to_be_written():
+def test_r22_only_new_chunks_are_to_be_written():
     """R22: no checkpoint rewrites its prefix."""
     state = chunks.tokens(1000)
     disk = Disk()

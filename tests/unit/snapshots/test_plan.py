@@ -74,7 +74,7 @@ def test_a_session_gives_up_its_end_before_its_beginning():
     assert names_left(disk, made) == {name: 768}
 
 
-def test_a_short_session_goes_before_the_end_of_a_long_one():
+def test_o18_a_short_session_goes_before_the_end_of_a_long_one():
     """O18: a small helper does not throw out the main session, though that is older."""
     disk = Disk()
     main = disk.keep(chunks.tokens(8 * 1024), "main")
@@ -98,7 +98,7 @@ def test_what_is_worth_less_than_anything_else_gets_no_room():
     assert make_room(disk.index, size, disk.index.file_bytes, STAKES, worth=deep).fits
 
 
-def test_what_is_about_to_be_read_or_continued_stays():
+def test_r15_what_is_about_to_be_read_or_continued_stays():
     """R15: storing a state does not throw out the prefix that is about to be loaded."""
     state = chunks.tokens(1000)
     disk = Disk()
@@ -243,7 +243,7 @@ def test_what_another_session_may_come_back_for_supersedes():
     assert names_left(disk, made) == {long: 500}
 
 
-def test_two_images_repeat_nothing():
+def test_r21_two_images_repeat_nothing():
     """R21 again: equal tokens behind other images are other KV."""
     disk = Disk()
     for name, image in (("a", b"c" * 32), ("b", b"d" * 32)):
@@ -274,7 +274,7 @@ def test_what_cannot_be_read_goes_with_all_behind_it():
     assert names_left(disk, made) == {name: 256}
 
 
-def test_foreign_kv_goes_first_but_only_for_room():
+def test_o15_foreign_kv_goes_first_but_only_for_room():
     """O15: other weights make it stale; the weights may come back."""
     disk = Disk()
     stale = disk.keep(chunks.tokens(5000, 1), namespace=FOREIGN)
@@ -286,7 +286,7 @@ def test_foreign_kv_goes_first_but_only_for_room():
 
 
 @pytest.mark.parametrize("size", [MB, 7 * MB])
-def test_a_limit_is_never_passed_and_holds_after_a_restart(size):
+def test_o13_a_limit_is_never_passed_and_holds_after_a_restart(size):
     """O13: 20 sessions of 20 MB under 200 MB, 50 MB of another model, then a limit of 100 MB."""
     disk = Disk()
 
@@ -335,3 +335,24 @@ def test_recomputing_costs_more_the_deeper_it_is():
     assert rates.recompute_s(2048, 256) > 2 * 0.256
     whole = rates.recompute_s(0, 1024)
     assert whole == pytest.approx(sum(rates.recompute_s(start, 256) for start in range(0, 1024, 256)))
+
+
+def test_what_is_named_goes_as_far_as_nothing_else_needs_it():
+    disk = Disk()
+    base = chunks.tokens(512, 1)
+    a, b, c = map(disk.keep, (base, base + chunks.tokens(300, 2), base + chunks.tokens(40, 3)))
+    made = plan.remove(disk.index, [b], Rates(1000))
+    assert [(one.start, one.why, one.snapshots) for one in made.deletions] == [
+        (768, Why.ASKED, (b,)),
+        (512, Why.ASKED, (b,)),
+    ]
+    assert made.fits and made.freed == sum(one.file_bytes for one in made.deletions)
+    assert not plan.remove(disk.index, [a], Rates(1000)).deletions, "others go on from it"
+    everything = plan.remove(disk.index, [a, c, b], Rates(1000))
+    assert len(everything.deletions) == len(disk.index.chunks) and everything.freed == disk.index.file_bytes
+    disk.index.pin(c, True)
+    some = plan.remove(disk.index, [a, c, b], Rates(1000))
+    assert not some.fits and {one.start for one in some.deletions} == {512, 768}
+    plan.apply(disk.index, some)
+    disk.index.check()
+    assert {name: one.tokens for name, one in disk.index.snapshots.items()} == {a: 512, c: 552}

@@ -22,8 +22,8 @@ def folder(tmp_path):
         yield opened
 
 
-def walked(folder, named, before_ns=LATER, totals=None):
-    steps = list(reconcile.walk(folder, named, before_ns, totals or Totals()))
+def walked(folder, named, before_ns=LATER, totals=None, known=lambda hash_: True):
+    steps = list(reconcile.walk(folder, named, known, before_ns, totals or Totals()))
     return [finding for step in steps for finding in step]
 
 
@@ -104,6 +104,18 @@ def test_what_was_put_aside_is_counted_and_not_told(folder):
     assert (totals.files, totals.aside, totals.disk_bytes) == (1, 1, 8192)
 
 
+def test_what_was_put_aside_of_a_chunk_that_has_gone_goes_too(folder):
+    """Its turn was deleted, and whoever was to unlink it was killed: it must not outlive that."""
+    made = stored(folder, 2)
+    for one in made:
+        folder.quarantine(one.namespace, one.hash)
+    (folder.path / "quarantine" / "notes").write_text("mine")
+    (found,) = walked(folder, lambda place, hash_: None, known=lambda hash_: hash_ == made[0].hash)
+    assert (found.kind, found.aside, found.hash, found.file_bytes) == (Kind.ORPHAN, True, made[1].hash, 8192)
+    assert reconcile.remove(folder, found)
+    assert {path.name for path in (folder.path / "quarantine").iterdir()} == {f"{made[0].hash.hex()}.zjc", "notes"}
+
+
 def test_what_is_named_and_not_there_is_told(folder):
     made = stored(folder, 6)
     folder.remove(made[1].namespace, made[1].hash)
@@ -121,7 +133,7 @@ def test_what_is_named_and_not_there_is_told(folder):
 def test_steps_are_bounded(folder, monkeypatch):
     monkeypatch.setattr(reconcile, "STEP_ENTRIES", 4)
     made = stored(folder, 11)
-    steps = list(reconcile.walk(folder, lambda place, hash_: None, LATER, Totals()))
+    steps = list(reconcile.walk(folder, lambda place, hash_: None, lambda _: False, LATER, Totals()))
     assert [len(step) for step in steps] == [4, 4, 3]
     rows = [(one.namespace, format.ROOT, 1) for one in made]
     assert [len(step) for step in reconcile.absent(folder, rows, lambda place, hash_: 1)] == [4, 4, 3]

@@ -10,19 +10,33 @@ blocks before its turn came is lost. A full or broken disk turns backups off for
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from zjournal.engine.cache.codecs import Choice
 from zjournal.engine.cache.host import Held
 from zjournal.engine.cache.residency import Residency
-from zjournal.engine.cache.shelf import STALE, Room, Shelf, Standing, Told, is_full
+from zjournal.engine.cache.shelf import (
+    FREE_BYTES_MIN,
+    IN_ITS_PLACE,
+    STALE,
+    Room,
+    Shelf,
+    Standing,
+    Told,
+    is_full,
+    is_of_place,
+)
 from zjournal.errors import SnapshotFault
 from zjournal.link import wire
 from zjournal.snapshots import chunk as chunks
 from zjournal.snapshots import format
 from zjournal.snapshots.codec import Packer
 from zjournal.snapshots.format import (
+    BLOCK_TOKENS,
     CHUNK_BLOCKS,
     CHUNK_TOKENS,
     CHUNK_TOKENS_BYTES,
@@ -35,13 +49,14 @@ from zjournal.snapshots.index import Chunk, Row
 EVERY_TOKENS = 1024  # new tokens of a running turn after which its full chunks are written
 TELL_CHUNKS = 4  # new chunks that are told together while more of the state is being written
 TAIL_AFTER_US = 5_000_000  # a tail is written after so long even if something always runs
-IN_FLIGHT_BYTES = 64 << 20  # that are being written; one chunk always may
+IN_FLIGHT_BYTES = 64 << 20  # that are being written: what a kill leaves unnamed at most; one chunk always may
 FACTS_OPEN_MAX = 64  # facts that the journal has not answered: beyond that nothing is written
 STATES_MAX = 1024  # states that wait to be written; the oldest is dropped
 RETRY_US = 30_000_000  # after which a disk that refused is tried again
-ZSTD_BELOW_BYTES_S = 50e6  # a disk that writes slower than this gets fewer bytes
-RATE_WEIGHT = 0.25
 STALE_LOOKS = 4  # neighbours of a new chunk that are looked at for what it repeats
+
+
+log = logging.getLogger("zjournal.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,7 @@ class State:
 class _Written(NamedTuple):
     """What a writing thread brought back."""
 
+    codec: Codec
     file_bytes: int
     took_us: int
     free: int | None
@@ -129,6 +145,7 @@ class Backups:
         shelf: Shelf,
         residency: Residency,
         memory: Callable[[int], memoryview],
+        clear_behind: Callable[[memoryview, int], None],
         layout: bytes,
         block_bytes: int,
         clock: Callable[[], int],
@@ -136,6 +153,7 @@ class Backups:
         self._shelf = shelf
         self._residency = residency
         self._memory = memory
+        self._clear_behind = clear_behind
         self._layout = layout
         self._block_bytes = block_bytes
         self._clock = clock
@@ -143,16 +161,22 @@ class Backups:
         self._tails: dict[str, State] = {}  # with nothing but a tail
         self._of_session: dict[str, State] = {}
         self._in_flight = 0
-        self._rate: float | None = None  # bytes per second and file
+        self._choice = Choice()
         self._off_until_us: int | None = None
         self._trying = False  # the first write after backups were off
         self._stalled = False  # too much waits for the journal
-        self.lost = 0  # pieces whose blocks had gone
+        self._crowded = False  # the disk is so full that nothing is begun
+        self.lost = 0  # states that were given up before all of them was on disk
         shelf.growing = self._frontier
 
     @property
     def off(self) -> bool:
-        return self._stalled or self._off_until_us is not None
+        return self._stalled or self._crowded or self._off_until_us is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the disk has refused a write and is left alone for a while."""
+        return self._off_until_us is not None
 
     @property
     def waiting(self) -> int:
@@ -174,9 +198,11 @@ class Backups:
         self._succeed(state)
         start = state.at * CHUNK_BLOCKS
         self._residency.set_due(namespace, tokens, start, True)
-        while len(self._due) + len(self._tails) > STATES_MAX:
-            oldest = next(iter(self._tails.values()), None) or next(iter(self._due.values()))
-            self._close(oldest)
+        if len(self._due) + len(self._tails) > STATES_MAX:
+            states = itertools.chain(self._tails.values(), self._due.values())
+            # Those that are being written end by themselves; closing them now would not make them fewer.
+            if (oldest := next((one for one in states if not one.writing), None)) is not None:
+                self._lose(oldest)
 
     def drop(self, request: str) -> None:
         """Nothing more of this state is written: its turn was erased."""
@@ -266,14 +292,16 @@ class Backups:
         first = piece.number * CHUNK_BLOCKS
         blocks = resident[first : first + count]
         if len(blocks) < count:
-            self.lost += 1
-            self._close(state)
+            self._lose(state)
             return True
-        room = self._shelf.room(size, piece.start, piece.count)
+        whole = len(state.tokens) // TOKEN_BYTES
+        whole_bytes = self._size_max(format.blocks_for(whole)) + state.full * HEADER_BYTES
+        room = self._shelf.room(size, piece.start, piece.count, (whole, whole_bytes))
         if room is Room.NONE:
+            self._note_room(size <= self._shelf.limit or size > self._shelf.settings.limit)
             # What others have on disk already may not go while they are written behind: the oldest of all gives way.
             oldest = min((*self._due.values(), *self._tails.values()), key=lambda one: one.since_us)
-            self._close(oldest)
+            self._lose(oldest)
             return oldest is state
         if room is Room.LATER or not self._residency.lend_kept(blocks):
             return False
@@ -291,9 +319,10 @@ class Backups:
 
         def work() -> _Written:
             begun_us = clock()
-            header = chunks.write(shelf.folder, made, memory, Packer(codec))
-            held = Held.copy(made, memory) if keep else None
-            return _Written(header.file_bytes, clock() - begun_us, shelf.measure(), held)
+            stored = self._cleared(memory, piece.count)
+            header = chunks.write(shelf.folder, made, stored, Packer(codec))
+            held = Held.copy(made, stored) if keep else None
+            return _Written(codec, header.file_bytes, clock() - begun_us, shelf.measure(), held)
 
         def then(result: _Written | SnapshotFault) -> None:
             self._residency.give_back(blocks, written=True)
@@ -301,6 +330,7 @@ class Backups:
             state.writing -= 1
             self._written(state, piece, result)
 
+        self._note_room(True)
         self._trying = self._off_until_us is not None
         self._in_flight += size
         state.writing += 1
@@ -308,18 +338,35 @@ class Backups:
         shelf.writing[piece.hash] = size
         shelf.disk.write(work, then)
 
+    def _cleared(self, memory: Sequence[memoryview], tokens: int) -> Sequence[memoryview]:
+        """The blocks of so many tokens, with nothing behind the last one. For any thread.
+
+        What lies there in memory is KV of another turn, which may be deleted long before this one.
+        """
+        if tokens % BLOCK_TOKENS == 0:
+            return memory
+        last = chunks.aligned(self._block_bytes)
+        last[:] = memory[-1].cast("B")
+        self._clear_behind(last, tokens % BLOCK_TOKENS)
+        return [*memory[:-1], last]
+
     def _written(self, state: State, piece: Piece, result: _Written | SnapshotFault) -> None:
         """A piece is on disk, or it is not."""
         shelf = self._shelf
         if isinstance(result, SnapshotFault):
             del shelf.writing[piece.hash]
+            if is_of_place(result):
+                self._give_up(state, piece, result)
+                return
             self._turn_off(result)
             state.at = min(state.at, piece.number)  # it is tried again, with those behind it
+            if state.closed:
+                self._settle(state)
+                self._clean(state)
             return
         self._turn_on()
         shelf.measured(result.free)
-        rate = result.file_bytes / max(result.took_us, 1) * 1e6
-        self._rate = rate if self._rate is None else self._rate + RATE_WEIGHT * (rate - self._rate)
+        self._choice.wrote(result.codec, format.blocks_for(piece.count) * self._block_bytes, result.took_us)
         shelf.writing[piece.hash] = result.file_bytes
         if result.held is not None:
             shelf.host.put(result.held)
@@ -328,6 +375,14 @@ class Backups:
         state.spent_us += result.took_us
         self._settle(state)
         self._clean(state)
+
+    def _give_up(self, state: State, piece: Piece, fault: SnapshotFault) -> None:
+        """Something that is not ours lies where a chunk belongs: the disk is well, and so are the other states."""
+        log.warning("a state is not kept on disk: %s", fault.message)
+        self._trying = False
+        if fault.errno in IN_ITS_PLACE:
+            self._shelf.leaving.put_aside(state.space, piece.hash, 0)
+        self._close(state)
 
     def _settle(self, state: State) -> None:
         """Tells what can be told of a state, and forgets it when that is all."""
@@ -361,6 +416,11 @@ class Backups:
         self._residency.set_due(state.namespace, state.tokens[: event.tokens * TOKEN_BYTES], 0, False)
         self._shelf.tell(event, state.session, rows, tokens)
 
+    def _lose(self, state: State) -> None:
+        """There is no room for it, or its blocks have gone."""
+        self.lost += 1
+        self._close(state)
+
     def _close(self, state: State) -> None:
         """Nothing more of it is written. What is behind a gap on disk is given up."""
         state.closed = True
@@ -376,7 +436,7 @@ class Backups:
             row = state.rows.pop(number)
             if row is not None:
                 del self._shelf.writing[row.hash]
-                self._shelf.unlink(state.space, [row.hash])
+                self._shelf.unlink(state.space, {row.hash: row.file_bytes})
 
     def _frontier(self) -> set[bytes]:
         """The chunks that something is, or will be, written behind: they stay on disk, and so do those before them."""
@@ -413,10 +473,7 @@ class Backups:
     @property
     def _codec(self) -> Codec:
         wanted = self._shelf.settings.codec
-        if wanted == "auto":
-            slow = self._rate is not None and self._rate < ZSTD_BELOW_BYTES_S
-            return Codec.ZSTD if slow else Codec.RAW
-        return Codec[wanted.upper()]
+        return self._choice.codec if wanted == "auto" else Codec[wanted.upper()]
 
     def _size_max(self, count: int) -> int:
         """The most bytes that a file with so many blocks can have."""
@@ -430,6 +487,15 @@ class Backups:
         if not told:
             reason = "no_space" if is_full(fault) else "io_error"
             self._shelf.events.append(wire.SnapshotsOff(reason, fault.message))
+
+    def _note_room(self, enough: bool) -> None:
+        """Tells when the disk has become too full for any chunk, or is not any more."""
+        if self._crowded == enough:
+            self._crowded = not enough
+            message = (
+                f"{self._shelf.folder.path}: the disk has less than {FREE_BYTES_MIN} bytes free beside the snapshots"
+            )
+            self._shelf.events.append(wire.SnapshotsOn() if enough else wire.SnapshotsOff("no_space", message))
 
     def _turn_on(self) -> None:
         if self._trying:

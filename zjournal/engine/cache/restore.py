@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from zjournal.engine.cache.blocks import BLOCK_TOKENS, blocks_for
 from zjournal.engine.cache.host import Held
-from zjournal.engine.cache.prefix import EXTENDED, FORKED, WHOLE
+from zjournal.engine.cache.prefix import COLD, EXTENDED, FORKED, WHOLE
 from zjournal.engine.cache.residency import Residency, Ticket
 from zjournal.engine.cache.shelf import Shelf
 from zjournal.errors import SnapshotFault
@@ -29,6 +29,7 @@ SSD, HOST = "ssd", "host"
 LOOKS_MAX = 4  # times that headers are read for one request
 OWNER_STEPS_MAX = 256  # chunks looked at to name the snapshot that goes on elsewhere
 SLOW, UNREADABLE = "recompute", "unreadable"  # why less was restored than there is
+STALE = "fingerprint: "  # likewise, before the parts of it that have changed
 
 
 class Stage(Enum):
@@ -89,6 +90,7 @@ class Restore:
     broken: bool = False  # a part failed: what was not begun is not read any more
     started: bool = False  # something may have been read into the blocks
     abandoned: bool = False
+    namespace: str = ""
 
     @property
     def ready(self) -> bool:
@@ -229,11 +231,11 @@ class Restorer:
         """Looks for more of a prompt than the ticket has; None if there is nothing to be had."""
         base = ticket.cached - (ticket.copy.count if ticket.copy else 0)
         restore = Restore(ticket.request, self._shelf.space(ticket.namespace), prompt, base, ticket.cached)
-        restore.reason, restore.nearest = ticket.reason, ticket.nearest
+        restore.reason, restore.nearest, restore.namespace = ticket.reason, ticket.nearest, ticket.namespace
         if ticket.cached >= len(prompt) // TOKEN_BYTES - 1:
             return None
         self._look(restore)
-        return None if restore.ended and restore.reason != SLOW else restore
+        return None if restore.ended and restore.reason == ticket.reason else restore
 
     def read(self, restore: Restore, blocks: Sequence[int]) -> None:
         """Begins to read into the blocks behind the resident ones, as many as the parts take."""
@@ -293,12 +295,18 @@ class Restorer:
 
     def _decide(self, restore: Restore, found: Found) -> None:
         """Whether what was found is more than there is, and reading it is faster than computing it."""
+        if self._shelf.probing and found.tokens > restore.cached:  # by then something else may be found
+            self._shelf.after_probe(lambda: None if restore.abandoned else self._look(restore))
+            return
         restore.stage = Stage.ENDED
         if found.near is not None:
             near = found.near
             self._shelf.events.append(wire.NearMiss(restore.request, near.snapshot, near.at, near.tokens))
         found = self._without_going(found)
         if found.tokens <= restore.cached:
+            known = restore.reason not in (COLD, EXTENDED, FORKED)
+            if not known and (changed := self._shelf.stale(restore.namespace, restore.prompt, restore.cached)):
+                restore.reason, restore.nearest = STALE + changed, ""
             return
         restore.plan(found)
         for part in restore.parts:
@@ -329,9 +337,7 @@ class Restorer:
         def then(result: bool | Held | SnapshotFault) -> None:
             shelf = self._shelf
             self._residency.give_back(part.blocks, written=False)
-            shelf.reading[part.chunk.hash] -= 1
-            if not shelf.reading[part.chunk.hash]:
-                del shelf.reading[part.chunk.hash]
+            shelf.release(part.chunk.hash)
             if isinstance(result, SnapshotFault):
                 restore.broken = True
                 if part.held is None:

@@ -7,12 +7,11 @@ that are to go are found by nobody, and chunks that are written are counted agai
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from zjournal.engine.cache.disk import Disk
 from zjournal.engine.cache.gate import Gate
 from zjournal.engine.cache.host import HostCache
+from zjournal.engine.cache.leaving import Leaving
 from zjournal.errors import ChunkFault, SnapshotFault
 from zjournal.link import wire
 from zjournal.snapshots import format, loading, plan
@@ -29,12 +29,19 @@ from zjournal.snapshots.index import Chunk, Index, Row
 
 LIVE_US = 1_800_000_000  # a session counts as live for half an hour after its last request
 LIVE_MAX = 4096
-FREE_BYTES_MIN = 256 << 20  # of the disk: nothing is written that leaves less
-FRESH_WORTH = 4  # a state that a turn has just left is so much more likely to be asked for than another one
-ROOM_PART = 32  # where room must be made, a part of so many of the limit is made at once: a plan looks at every chunk
+FREE_BYTES_MIN = 256 << 20  # of the disk, for the journal beside them: nothing is written that leaves less
+# A state that a turn has just left is so much more likely to be asked for than another. A choice, no measurement: it
+# displaces what was restored up to three times, or what saves four times as much for its bytes.
+FRESH_WORTH = 4
+# Against a live session it counts less: a turn has just left that as well. With twice the average of its own n tokens
+# it displaces the end of m others if m < n + 2,048, so never that of a much longer session.
+LIVE_WORTH = 2
+ROOM_PART = 32  # where room must be made, a part of so many of the limit is made at once: a plan takes 25 ms of 100,000
 SPACES_KNOWN_MAX = 4096  # digests of namespaces that are remembered
 TOKENS_KNOWN_MAX = 4096  # chunks written here whose tokens are remembered, 1 KiB each
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+IN_ITS_PLACE = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)  # there is a folder of a chunk's name
+_BEFORE_IT = (errno.ENOTDIR, errno.ELOOP)  # a file or a link where a chunk's folder belongs
 
 QUOTA, STALE = "quota", "stale"  # why chunks go
 
@@ -115,18 +122,21 @@ class Shelf:
         self.reading: Counter[bytes] = Counter()  # chunks that are being read
         self.growing: Callable[[], Collection[bytes]] = tuple  # chunks that something is, or will be, written behind
         self.loaded = False  # the journal has told all it knows
+        self.probing = False  # the disk's rate is being measured: what depends on it waits
+        self._when_probed: list[Callable[[], None]] = []
+        self.swept = False  # the folder was looked through: all its bytes are known
         self._facts = facts
         self._told: dict[int, Told | _Going] = {}
         self._told_bytes: dict[bytes, int] = {}
         self._going: set[bytes] = set()
-        self._unlinking: dict[bytes, int] = {}
+        self.leaving = Leaving(self.folder, disk, settings.limit)
         self._pages: dict[bytes, _Page] = {}
         self._foreign: frozenset[bytes] = frozenset()
+        self._stale: tuple[wire.Stale, ...] = ()
         self._live: OrderedDict[str, int] = OrderedDict()
         self._tokens: OrderedDict[bytes, bytes] = OrderedDict()  # of chunks that were written here
         self._spaces: dict[str, bytes] = {}
-        self._aside = 0  # bytes in quarantine
-        self._free = self._measure()
+        self._disk_bytes: int | None = None  # bytes of our files and those that are free, together
 
     def space(self, namespace: str) -> bytes:
         """The digest that stands for a namespace on disk."""
@@ -139,8 +149,8 @@ class Shelf:
 
     @property
     def used(self) -> int:
-        """Bytes of all files, those included that are being written or unlinked."""
-        return self._coming + self.index.file_bytes + sum(self._unlinking.values())
+        """Bytes of all files, each once: those being written or unlinked, put aside, or left over, as well."""
+        return self._coming + self.index.file_bytes + self.leaving.soon
 
     @property
     def facts_open(self) -> int:
@@ -149,7 +159,7 @@ class Shelf:
 
     @property
     def _coming(self) -> int:
-        return sum(self.writing.values()) + sum(self._told_bytes.values()) + self._aside
+        return sum(self.writing.values()) + sum(self._told_bytes.values()) + self.leaving.stays
 
     # --- what the journal says ---------------------------------------------------------------------------
 
@@ -163,8 +173,7 @@ class Shelf:
                 self._load(space, whole)
             self._pages = {}
             self.loaded = True
-            if self.used > self.limit:
-                self._make_room(0, float("inf"))
+            self.measured(self.measure())
 
     def _load(self, space: bytes, page: _Page) -> None:
         snapshots = [(one.request, one, one.pinned) for one in page.snapshots]
@@ -173,8 +182,19 @@ class Shelf:
             log.error("%d snapshots do not follow from the chunks that the journal knows: %s", len(wrong), wrong[:8])
 
     def foreign(self, message: wire.Foreign) -> None:
-        """What no request will ask for as long as this model is loaded."""
+        """What no request will ask for as long as this model is loaded. Room for a lower limit is made only now."""
         self._foreign = frozenset(message.spaces)
+        self._stale = message.stale
+        if self.loaded and self.used > self.limit:
+            self._make_room(0, float("inf"))
+
+    def stale(self, namespace: str, prompt: bytes, more_than: int) -> str:
+        """What has changed of the model since KV of a packed prompt was written; "" if nothing of that is known.
+
+        It must be more than so many tokens of it, in whole chunks: for less, files would have to be read.
+        """
+        own = (one for one in self._stale if one.namespace == namespace)
+        return next((one.differs for one in own if self.index.covered(one.space, prompt) > more_than), "")
 
     def committed(self, fact: int) -> Told | None:
         """The journal has a fact. Returns the snapshot, if it was one; other facts are nobody's here."""
@@ -198,7 +218,8 @@ class Shelf:
             return None
         if told is not None:
             self._forget_told(told)
-            self.unlink(told.space, [row.hash for row in told.rows if row.hash not in self.index.chunks])
+            gone = {row.hash: row.file_bytes for row in told.rows if row.hash not in self.index.chunks}
+            self.unlink(told.space, gone)
         return told
 
     def pin(self, message: wire.Pin) -> None:
@@ -210,23 +231,24 @@ class Shelf:
 
         The snapshots may be of any space; the hashes are of the one that the message names.
         """
-        gone: dict[bytes, list[bytes]] = {message.space: list(message.hashes)}
+        gone: dict[bytes, dict[bytes, int]] = {message.space: dict.fromkeys(message.hashes, 0)}
         for request in message.requests:
             if request in self.index.snapshots:
                 for chunk in self.index.remove(request):
-                    gone.setdefault(chunk.namespace, []).append(chunk.hash)
+                    gone.setdefault(chunk.namespace, {})[chunk.hash] = chunk.held
         for hash_ in message.hashes:
             there = self.index.chunks.get(hash_)
             if there is not None and not there.children:
+                gone[message.space][hash_] = there.held
                 self.index.drop(hash_)
-        for space, hashes in gone.items():
-            self.unlink(space, [hash_ for hash_ in dict.fromkeys(hashes) if hash_ not in self.index.chunks])
+        for space, sizes in gone.items():
+            self.unlink(space, {hash_: size for hash_, size in sizes.items() if hash_ not in self.index.chunks})
 
     # --- for those who write -----------------------------------------------------------------------------
 
     def standing(self, hash_: bytes) -> Standing:
         """What is to be done about a chunk."""
-        if hash_ in self.writing or hash_ in self._going or hash_ in self._unlinking:
+        if hash_ in self.writing or hash_ in self._going or self.leaving.busy(hash_):
             return Standing.BUSY
         chunk = self.index.chunks.get(hash_)
         if hash_ in self._told_bytes or (chunk is not None and not chunk.bad):
@@ -239,6 +261,7 @@ class Shelf:
         for row in rows:
             del self.writing[row.hash]
             self._told_bytes[row.hash] = row.file_bytes
+            self.leaving.written(row.hash)
         self.events.append(event)
 
     def next_fact(self) -> int:
@@ -247,15 +270,22 @@ class Shelf:
     @property
     def limit(self) -> int:
         """Bytes that all files may have now: less than what is set where the disk is nearly full."""
-        return plan.limit_of(self.settings.limit, self.used, self._free, FREE_BYTES_MIN)
+        if self._disk_bytes is None:  # the disk does not say
+            return self.settings.limit
+        return plan.limit_of(self.settings.limit, 0, self._disk_bytes, FREE_BYTES_MIN)
 
-    def room(self, size: int, start: int, tokens: int) -> Room:
-        """Whether a new chunk of at most `size` bytes may be written; if need be, others are given up for it."""
+    def room(self, size: int, start: int, tokens: int, whole: tuple[int, int]) -> Room:
+        """Whether a new chunk of at most `size` bytes may be written; if need be, others are given up for it.
+
+        It counts as the average of its state at least, of which `whole` are tokens and bytes: what begins a state is
+        worth what is to stand on it, and a tail does not go for being short.
+        """
         if self.used + size <= self.limit:
             return Room.FREE
         if self.used - self._leaving + size <= self.limit:
             return Room.LATER
-        worth = FRESH_WORTH * plan.worth_of(self.gate.rates, start, tokens, size)
+        rates = self.gate.rates
+        worth = max(plan.worth_of(rates, start, tokens, size), plan.worth_of(rates, 0, *whole))
         many = max(size, self.settings.limit // ROOM_PART)
         if self._make_room(many, worth) or self._make_room(size, worth):
             return Room.LATER
@@ -270,8 +300,8 @@ class Shelf:
             self._live.popitem(last=False)
 
     def measured(self, free: int | None) -> None:
-        """What the disk had free when it was last written to."""
-        self._free = self._free if free is None else free
+        """What the disk has free just now. With our files it stays the same, until others write or delete there."""
+        self._disk_bytes = self._disk_bytes if free is None else self.used + free
 
     def measure(self) -> int | None:
         """Bytes that the disk has free; for any thread. None if it does not say."""
@@ -281,9 +311,23 @@ class Shelf:
             return None
         return state.f_bavail * state.f_frsize
 
-    def _measure(self) -> int:
-        free = self.measure()
-        return self.settings.limit + FREE_BYTES_MIN if free is None else free
+    def after_probe(self, work: Callable[[], None]) -> None:
+        """Does something once the disk's rate is known."""
+        assert self.probing
+        self._when_probed.append(work)
+
+    def probed(self) -> None:
+        """The disk's rate is known now, as far as it can be."""
+        self.probing = False
+        waiting, self._when_probed = self._when_probed, []
+        for work in waiting:
+            work()
+
+    def release(self, hash_: bytes) -> None:
+        """A chunk is not read any more, by one of those who did."""
+        self.reading[hash_] -= 1
+        if not self.reading[hash_]:
+            del self.reading[hash_]
 
     # --- bad files ---------------------------------------------------------------------------------------
 
@@ -298,17 +342,8 @@ class Shelf:
         self.index.refuse(hash_)
         self.events.append(wire.Quarantined(format.file_name(hash_), hash_, space, str(fault.reason)))
         if fault.reason != Reason.MISSING:
-            size = chunk.file_bytes
-            self.disk.write(lambda: self.folder.quarantine(space, hash_), lambda moved: self._put_aside(moved, size))
+            self.leaving.put_aside(space, hash_, chunk.file_bytes)
         return True
-
-    def lies_aside(self, file_bytes: int) -> None:
-        """So many bytes were found in quarantine: what was put there in an earlier life counts as well."""
-        self._aside = max(self._aside, file_bytes)
-
-    def _put_aside(self, moved: bool | SnapshotFault, size: int) -> None:
-        if moved is True:
-            self._aside += size
 
     # --- giving up ---------------------------------------------------------------------------------------
 
@@ -317,7 +352,7 @@ class Shelf:
         fact = self.next_fact()
         chunks = [self.index.chunks[hash_] for hash_ in hashes]
         requests = sorted({name for chunk in chunks for name in chunk.ends or ()})
-        size = sum(chunk.file_bytes for chunk in chunks)
+        size = sum(chunk.held for chunk in chunks)
         self._told[fact] = _Going(space, tuple(hashes))
         self._going.update(hashes)
         self.events.append(
@@ -339,33 +374,20 @@ class Shelf:
         """Whether a chunk is to go, and so is not found any more."""
         return chunk.hash in self._going
 
-    def unlink(self, space: bytes, hashes: Collection[bytes]) -> None:
-        """Unlinks files that the journal does not name any more; those in quarantine as well."""
-        self.host.drop(hashes)
-        for hash_ in hashes:
+    def unlink(self, space: bytes, sizes: Mapping[bytes, int]) -> None:
+        """Unlinks files that the journal does not name any more, of so many bytes; those in quarantine as well."""
+        self.host.drop(sizes.keys())
+        for hash_ in sizes:
             self._tokens.pop(hash_, None)
-        names = [hash_ for hash_ in hashes if hash_ not in self.writing]
-        if not names:
-            return
-        for hash_ in names:
-            self._unlinking.setdefault(hash_, 0)
-
-        def work() -> None:
-            for hash_ in names:
-                with contextlib.suppress(SnapshotFault):  # an orphan then, for the next start
-                    self.folder.erase(space, hash_)
-
-        def then(_: SnapshotFault | None) -> None:
-            for hash_ in names:
-                self._unlinking.pop(hash_, None)
-
-        self.disk.write(work, then)
+        names = {hash_: size for hash_, size in sizes.items() if hash_ not in self.writing}
+        if names:
+            self.leaving.unlink(space, names)
 
     @property
     def _leaving(self) -> int:
         """Bytes that will be free soon."""
-        going = sum(self.index.chunks[hash_].file_bytes for hash_ in self._going if hash_ in self.index.chunks)
-        return going + sum(self._unlinking.values())
+        going = sum(self.index.chunks[hash_].held for hash_ in self._going if hash_ in self.index.chunks)
+        return going + self.leaving.soon
 
     def _make_room(self, size: int, worth: float) -> bool:
         """Plans what goes for `size` more bytes, if that is worth it; whether anything goes."""
@@ -376,8 +398,9 @@ class Shelf:
             keep={*self._going, *self.reading, *self.growing(), *self._parents_told()},
             foreign=self._foreign.__contains__,
         )
-        other = self._coming + sum(self._unlinking.values()) - self._leaving
-        found = plan.make_room(self.index, size, self.limit - min(other, 0), stakes, max(other, 0), worth)
+        other = self._coming + self.leaving.soon - self._leaving
+        left = self.limit - min(other, 0)
+        found = plan.make_room(self.index, size, left, stakes, max(other, 0), FRESH_WORTH * worth, LIVE_WORTH * worth)
         if not found.deletions or not (found.fits or size == 0):
             return False
         spaces: dict[bytes, list[bytes]] = {}
@@ -396,13 +419,12 @@ class Shelf:
     def _go(self, going: _Going) -> None:
         """The journal has given chunks up."""
         self._going.difference_update(going.hashes)
-        gone = []
+        gone = {}
         for hash_ in going.hashes:
             chunk = self.index.chunks.get(hash_)
             if chunk is not None and not chunk.children:
-                self._unlinking[hash_] = chunk.file_bytes
+                gone[hash_] = chunk.held
                 self.index.drop(hash_)
-                gone.append(hash_)
         self.unlink(going.space, gone)
 
     def _forget_told(self, told: Told) -> None:
@@ -425,24 +447,25 @@ class Shelf:
         if before is not None:
             made.pinned, made.kept = before.pinned, before.kept
             gone = self.index.remove(kept_name)
-            self.unlink(told.space, [chunk.hash for chunk in gone])
+            self.unlink(told.space, {chunk.hash: chunk.held for chunk in gone})
 
     # --- looking ------------------------------------------------------------------------------------------
 
     def named(self, place: str, hash_: bytes) -> int | None:
-        """The bytes of a chunk that somebody knows, None if nobody does; for any thread."""
+        """The bytes of a chunk's file that somebody knows, None if nobody does; for any thread."""
         chunk = self.index.chunks.get(hash_)
-        if chunk is not None:
+        if chunk is not None and not chunk.bad:
             return chunk.file_bytes
-        for known in (self.writing, self._told_bytes, self._unlinking):
+        for known in (self.writing, self._told_bytes):
             if hash_ in known:
                 return known.get(hash_, 0)
-        return None
+        return self.leaving.named(hash_)
 
     def audit(self) -> None:
         """Asserts the invariants that cost little."""
         self.host.check()
         assert not self.writing.keys() & self._told_bytes.keys()
+        self.leaving.audit()
         assert self.index.file_bytes >= 0 and self.used >= 0
 
     def check(self) -> None:
@@ -454,3 +477,8 @@ class Shelf:
 def is_full(fault: SnapshotFault) -> bool:
     """Whether the disk has no room, or its owner may not use more."""
     return getattr(fault, "errno", None) in _FULL
+
+
+def is_of_place(fault: SnapshotFault) -> bool:
+    """Whether something else lies where a chunk belongs, or its folder."""
+    return fault.errno in IN_ITS_PLACE or fault.errno in _BEFORE_IT

@@ -6,10 +6,11 @@ what is to be told lies in `take_events`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from zjournal.engine.cache import sweep
+from zjournal.engine.cache import probe, sweep
 from zjournal.engine.cache.backup import EVERY_TOKENS, Backups
 from zjournal.engine.cache.disk import Disk
 from zjournal.engine.cache.gate import Gate
@@ -23,6 +24,8 @@ from zjournal.snapshots.format import CHUNK_TOKENS_BYTES
 
 __all__ = ["EVERY_TOKENS", "Memory", "Settings", "Snapshots"]
 
+log = logging.getLogger("zjournal.engine")
+
 Told = wire.Known | wire.Committed | wire.Refused | wire.Pin | wire.Purge | wire.Foreign
 TOLD = (wire.Known, wire.Committed, wire.Refused, wire.Pin, wire.Purge, wire.Foreign)
 
@@ -30,11 +33,16 @@ TOLD = (wire.Known, wire.Committed, wire.Refused, wire.Pin, wire.Purge, wire.For
 class Memory(Protocol):
     """Where the KV lies."""
 
+    fingerprint: str  # of weights and numerics
     layout: str  # what a block's bits and their order depend on, beside the namespace
     block_bytes: int
 
     def block_memory(self, block: int) -> memoryview:
         """The bytes of a block, writable."""
+        ...
+
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens. For any thread."""
         ...
 
 
@@ -57,12 +65,15 @@ class Snapshots:
 
         `learns`: whether times say anything (see Gate). Raises SnapshotFault if there can be no such folder.
         """
+        self._fingerprint, self._clock = memory.fingerprint, clock
         self.disk = disk if disk is not None else Disk()
         self.gate = Gate(learns=learns)
         self.shelf = Shelf(settings, self.disk, facts, wall, self.gate)
+        _check_sizes(settings, memory.block_bytes)
         layout = format.digest("layout", memory.layout, str(memory.block_bytes))
         self._restorer = Restorer(self.shelf, residency, memory.block_memory, layout, clock)
-        self._backups = Backups(self.shelf, residency, memory.block_memory, layout, memory.block_bytes, clock)
+        parts = (memory.block_memory, memory.clear_behind, layout, memory.block_bytes, clock)
+        self._backups = Backups(self.shelf, residency, *parts)
 
     # --- the scheduler's ---------------------------------------------------------------------------------
 
@@ -104,7 +115,7 @@ class Snapshots:
             case wire.Known():
                 self.shelf.known(message)
                 if message.last:
-                    sweep.begin(self.shelf)
+                    self._begin(message)
             case wire.Committed(fact):
                 told = self.shelf.committed(fact)
                 if told is not None:
@@ -122,13 +133,21 @@ class Snapshots:
             case wire.Foreign():
                 self.shelf.foreign(message)
 
+    def _begin(self, last: wire.Known) -> None:
+        """All that the journal knows is told."""
+        for speed in last.speeds:
+            if speed.fingerprint == self._fingerprint:
+                self.gate.remember(speed.prefill_tokens_s)
+        probe.begin(self.shelf, self._clock)
+        sweep.begin(self.shelf)
+
     def settle(self) -> int:
         """Takes in what the disk has done; returns how many things that were."""
         return self.disk.finish()
 
     def pump(self, *, idle: bool, flush: bool = False) -> None:
         """Begins to write what is due. `idle`: nothing runs. `flush`: the end is near, all is due."""
-        if self.shelf.loaded:
+        if self.shelf.swept:  # what an earlier life left in the folder counts against the limit as well
             self._backups.pump(idle=idle, flush=flush)
 
     def computed(self, slices: Sequence[tuple[int, int]], took_us: int) -> None:
@@ -149,6 +168,11 @@ class Snapshots:
         return self._backups.waiting
 
     @property
+    def stuck(self) -> bool:
+        """Whether a disk that has refused is left alone: what is unwritten will not be written before the end."""
+        return self._backups.refused
+
+    @property
     def open(self) -> bool:
         """Whether something is being written, or waits for the journal."""
         return self.disk.pending > 0 or self.shelf.facts_open > 0
@@ -166,6 +190,7 @@ class Snapshots:
             "snapshots": len(self.shelf.index.snapshots),
             "host_bytes": self.shelf.host.nbytes,
             "backups_off": self._backups.off,
+            "backups_lost": self._backups.lost,
         }
 
     def close(self) -> None:
@@ -180,3 +205,16 @@ class Snapshots:
     def check(self) -> None:
         """Asserts every invariant; looks at every chunk."""
         self.shelf.check()
+
+
+def _check_sizes(settings: Settings, block_bytes: int) -> None:
+    """Says what is set so small that it can hold nothing of this model."""
+    chunk = format.HEADER_BYTES + format.CHUNK_BLOCKS * format.paged(block_bytes)
+    if settings.limit < chunk:
+        log.warning(
+            "snapshot_limit is %d bytes and a chunk of this model has %d: nothing is kept on disk",
+            settings.limit,
+            chunk,
+        )
+    if 0 < settings.host_bytes < format.CHUNK_BLOCKS * block_bytes:
+        log.warning("host_cache is %d bytes and a chunk has %d: nothing fits", settings.host_bytes, chunk)

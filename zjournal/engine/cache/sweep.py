@@ -5,6 +5,7 @@ What nobody names is unlinked, after it was asked for once more; what is missing
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,18 +13,20 @@ from zjournal.engine.cache.shelf import Shelf
 from zjournal.errors import ChunkFault, SnapshotFault
 from zjournal.link import wire
 from zjournal.snapshots import reconcile
-from zjournal.snapshots.folder import Folder
 from zjournal.snapshots.format import Reason
 
+EVER_NS = 1 << 63  # clocks may go back between two lives
 MISSING_PAGE = 256  # chunks that are told of at once
+UNSEEN_BYTES = 1 << 30  # counted for what a folder that cannot be read may hold: more than one life leaves unnamed
+
+log = logging.getLogger("zjournal.engine")
 
 
 def begin(shelf: Shelf) -> None:
-    """Begins to compare. Files that change from now on are left alone."""
-    before_ns = shelf.wall() * 1000
+    """Begins to compare. Nothing is written until it is over, so what nobody names is an orphan, however young."""
     totals = reconcile.Totals()
     known = [(chunk.namespace, hash_, chunk.file_bytes) for hash_, chunk in shelf.index.chunks.items()]
-    walk = reconcile.walk(shelf.folder, shelf.named, before_ns, totals)
+    walk = reconcile.walk(shelf.folder, shelf.named, shelf.index.chunks.__contains__, EVER_NS, totals)
     absent = reconcile.absent(shelf.folder, known, shelf.named)
     Sweep(shelf, totals).run([walk, absent])
 
@@ -51,6 +54,9 @@ class Sweep:
                 raise SnapshotFault(f"{self._shelf.folder.path}: {error}") from error
 
         def then(found: list[reconcile.Finding] | SnapshotFault | None) -> None:
+            if isinstance(found, SnapshotFault):
+                log.error("the snapshots' folder cannot be looked through: %s", found.message)
+                self._shelf.leaving.assume(UNSEEN_BYTES)
             if found is None or isinstance(found, SnapshotFault):
                 self.run(walks[1:])
                 return
@@ -74,15 +80,19 @@ class Sweep:
                     shelf.found_bad(chunk.namespace, finding.hash, fault)
             case reconcile.Kind.ORPHAN | reconcile.Kind.LEFTOVER:
                 place = finding.path.split("/", 1)[0]
-                if finding.hash and shelf.named(place, finding.hash) is not None:
+                if finding.aside:
+                    named = finding.hash in shelf.index.chunks
+                else:
+                    named = bool(finding.hash) and shelf.named(place, finding.hash) is not None
+                if named:
                     return
                 self._freed += finding.file_bytes
-                shelf.disk.write(lambda: _removed(shelf.folder, finding), lambda _: None)
+                shelf.leaving.remove(finding)
 
     def _end(self) -> None:
         starts = range(0, max(len(self._missing), 1), MISSING_PAGE)
         pages = [tuple(self._missing[at : at + MISSING_PAGE]) for at in starts]
-        self._shelf.lies_aside(self._totals.aside_bytes)
+        self._shelf.swept = True
         counts = self._counts
         for page in pages[:-1]:
             self._shelf.events.append(wire.Reconciled(missing=page, last=False))
@@ -96,10 +106,3 @@ class Sweep:
                 file_bytes=self._freed,
             )
         )
-
-
-def _removed(folder: Folder, finding: reconcile.Finding) -> bool:
-    try:
-        return reconcile.remove(folder, finding)
-    except OSError as error:
-        raise SnapshotFault(f"{finding.path}: {error}") from error

@@ -19,6 +19,7 @@ from zjournal.errors import FenceFailed
 
 LEXER_STATES_MAX = 50_000  # of one grammar; some 2 kB each
 GRAMMAR_SYMBOLS_MAX = 500_000
+STEP_FUEL = 2_000_000  # of one mask, some 10 ms; a bounded text that ends with a tag needs 230,000 and more
 # Texts whose tokens the library marks at once where a grammar takes all of such a text; each is tried in this order.
 # Its own ones know JSON strings; values here end at a `<` as well, and those of XML hold quotes (docs/log.md).
 SLICES = (
@@ -57,7 +58,10 @@ class Vocabulary:
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher that stands at the grammar's beginning. Raises FenceFailed; the grammar is not quoted."""
         limits = LLParserLimits(
-            verbose_errors=False, max_lexer_states=LEXER_STATES_MAX, max_grammar_size=GRAMMAR_SYMBOLS_MAX
+            verbose_errors=False,
+            max_lexer_states=LEXER_STATES_MAX,
+            max_grammar_size=GRAMMAR_SYMBOLS_MAX,
+            step_lexer_fuel=STEP_FUEL,
         )
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():

@@ -44,6 +44,9 @@ class Decoder(Protocol):
     def new_pages(self, blocks: int) -> torch.Tensor:
         """Memory for `blocks` blocks, untouched: the system gives it when it is first written."""
 
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in the bytes of a block the KV of all positions behind its first `tokens`. For any thread."""
+
     def forward(self, batch: Batch, pages: torch.Tensor) -> torch.Tensor:
         """Computes the rows, stores their KV, and returns logits fp32 [wanted, vocab]."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 
 from zjournal.checkpoint.checkpoint import Checkpoint
@@ -85,6 +86,14 @@ class NativeDecoder:
         """Memory for `blocks` blocks, untouched: the system gives it when it is first written."""
         shape = self.shape
         return torch.empty(blocks, shape.layers, shape.kv_heads, 2, shape.head_dim * BLOCK_TOKENS)
+
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in the bytes of a block the KV of all positions behind its first `tokens`. For any thread."""
+        shape = self.shape
+        values = np.frombuffer(memory, np.float32).reshape(-1, 2, shape.head_dim * BLOCK_TOKENS)
+        for keys, rows in values:  # of a head, each contiguous
+            keys.reshape(shape.head_dim, BLOCK_TOKENS)[:, tokens:] = 0
+            rows.reshape(BLOCK_TOKENS, shape.head_dim)[tokens:] = 0
 
     def forward(self, batch: Batch, pages: torch.Tensor) -> torch.Tensor:
         """Computes the rows, stores their KV, and returns logits fp32 [wanted, vocab]."""

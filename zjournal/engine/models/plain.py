@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from zjournal.checkpoint.checkpoint import Checkpoint
@@ -48,6 +49,10 @@ class PlainDecoder:
         """Memory for `blocks` blocks, untouched: the system gives it when it is first written."""
         shape = self.shape
         return torch.empty(blocks, shape.layers, 2, shape.kv_heads, BLOCK_TOKENS, shape.head_dim)
+
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in the bytes of a block the KV of all positions behind its first `tokens`. For any thread."""
+        np.frombuffer(memory, np.float32).reshape(-1, BLOCK_TOKENS, self.shape.head_dim)[:, tokens:] = 0
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,10 @@ class ScriptedRunner:
         """The tokens that are recorded in a block, 32 bits each; writable."""
         return memoryview(self._blocks.setdefault(block, _blank(BLOCK_TOKENS))).cast("B")
 
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens."""
+        memory[4 * tokens :] = bytes(len(memory) - 4 * tokens)
+
     def step(self, slices: Sequence[Slice]) -> list[Sampled | Fault]:
         """Records the tokens, proves every table, waits as the script says; one result per slice that samples."""
         results: list[Sampled | Fault] = []
