@@ -68,6 +68,7 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
 
     call_id: str
     parts: tuple[Text, ...] = ()
+    path: str = ""
 
     @property
     def text(self) -> str:
@@ -122,18 +123,28 @@ class ToolSpec(msgspec.Struct, frozen=True):
     strict: bool = False
     kind: Literal["function", "custom"] = "function"
     grammar: Grammar | None = None
+    namespace: str = ""  # what the client calls the group that the tool belongs to; it is a part of `name`
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
     """Which tools may be called, and whether one must be. A named tool is `required` with one name in `allowed`.
 
-    `allowed` None: all. The prompt does not depend on any of it. `parallel`: more than one call in one answer.
+    `allowed` None: all. The prompt does not depend on any of it. `parallel`: more than one call in one answer, and at
+    most `most` of them (None: as many as it likes).
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
     allowed: tuple[str, ...] | None = None
     parallel: bool = True
     path: str = "tool_choice"
+    most: int | None = None
+
+    @property
+    def again(self) -> str:
+        """How often a call may follow the first one, as a grammar repeats it; "" for not at all."""
+        if not self.parallel or self.most == 1:
+            return ""
+        return "*" if self.most is None else f"{{0,{self.most - 1}}}"
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -165,6 +176,13 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: int = -1  # alternatives told beside each token; -1: no logprobs at all
 
 
+class Sealed(msgspec.Struct, frozen=True):
+    """A text of ours that a client keeps for us, as it sends it back: it must prove where it comes from."""
+
+    blob: str
+    path: str = ""
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request, free of its protocol."""
 
@@ -184,6 +202,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     session_key: str | None = None  # what the client calls its session, if it says so
     cache_salt: str | None = None  # its KV is shared only with requests that have the same
     background: bool = False  # it can wait: everybody else's work goes first
+    detached: bool = False  # it goes on when its client leaves, and is asked for later
+    warm: bool = False  # only the prompt is to be read, for a request to come: no token is told
+    goes_on: bool = False  # the answer goes on with the last item, which is an assistant's message
+    ignored: tuple[str, ...] = ()  # rules by which a part of the body is not in the prompt, by name
+    skipped: tuple[str, ...] = ()  # types of tools and items that no model can be told of, each once
+    sealed: tuple[Sealed, ...] = ()  # texts in the items that only this server can have written
     client: tuple[tuple[str, str], ...] = ()  # headers that say who asks, by lower-case name; no credentials
 
 
@@ -260,12 +284,25 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     prompt: int
 
 
+class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+    """There was nothing to tell for a while. Durable, and told again at the same place.
+
+    `position`: output tokens before it. `done` of the `prompt` tokens have KV; `queued`: it is not admitted yet.
+    """
+
+    position: int
+    done: int
+    prompt: int
+    queued: bool = False
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The response is complete and durable."""
 
     reason: EndReason
     usage: Usage
     at: int | None = None  # Unix seconds of the fact that says so
+    stop: str = ""  # of `stop_string`: the one that was met
 
 
 class Broke(msgspec.Struct, frozen=True, tag="broke"):
@@ -277,5 +314,6 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
     at: int | None = None
 
 
-# What a follower yields for a response, in order: at most one Progress, deltas, then one Ended or Broke.
-Step = Progress | Delta | Ended | Broke
+# What a follower yields for a response, in order: at most one Progress, deltas, then one Ended or Broke; and Waiting
+# anywhere before the end.
+Step = Progress | Delta | Waiting | Ended | Broke

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zjournal import loops
+from zjournal import keys, loops
 from zjournal.errors import ConfigFault
 
 CONFIG_FILE = "zj.toml"
+KEY_VARIABLE = "ZJ_API_KEY"  # clients take their key from it (`zj client`); no setting
 CONFIG_BYTES_MAX = 1 << 20
-KEY_FILE_BYTES_MAX = 1 << 20
-KEY_CHARS_MIN = 16
-KEY_CHARS_MAX = 512
 THREADS_MAX = 1024
 CONTEXT_MAX = 1 << 24  # tokens
 RUNNING_MAX = 1024
@@ -40,13 +36,13 @@ BODY_BYTES_MIN = 1 << 10
 BODY_BYTES_MAX = 1 << 32
 DIALECTS = ("chatml", "glm-4.5", "glm-4.7", "dsml-v3.2", "dsml-v4", "dsml-v4.1", "qwen-xml", "llama3")
 NO_HOME = "/nonexistent"  # what Debian calls it
+PAUSE_SECONDS_MIN = 0.1
 SECONDS_MAX = 100 * 366 * 86400.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.gguf)(@[\w./-]+)?(:[^:]+\.gguf)?", re.ASCII)
-_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +64,7 @@ class Config:
     speculation: int  # most tokens guessed for one step; 0: none
     dialect: str  # auto, or one of DIALECTS
     reasoning_replay: str  # auto, all or off: which thoughts of earlier answers are in a prompt
+    attribution_line: str  # ignore or keep: what becomes of a system prompt's line that only says who asks
     guard: str  # against loops: on, off, or the limits that are not the default; see loops.limits
     snapshots: str  # on or off: whether KV is kept on disk
     snapshot_limit: int
@@ -80,6 +77,8 @@ class Config:
     unstored_retention: float
     journal_max_bytes: int  # 0: no limit
     journal_max_age: float  # 0: no limit
+    keep_alive: float
+    reader_timeout: float
     drain_timeout: float
     body_max: int
     log_level: str
@@ -156,6 +155,10 @@ def _size(low: int, high: int) -> Callable[[object, Path], int]:
 
 def _duration(value: object, base: Path) -> float:
     return _within(parse_duration(value), 0.0, SECONDS_MAX, show_duration)
+
+
+def _pause(value: object, base: Path) -> float:
+    return _within(parse_duration(value), PAUSE_SECONDS_MIN, SECONDS_MAX, show_duration)
 
 
 def _within(value: Any, low: Any, high: Any, show: Callable[[Any], str]) -> Any:
@@ -275,6 +278,12 @@ SETTINGS = (
         "auto",
         "Earlier thoughts in prompts: auto, where the dialect keeps them; all; off: only those that clients send.",
     ),
+    Setting(
+        "attribution_line",
+        _choice("ignore", "keep"),
+        "ignore",
+        "Whether a coding agent's billing line enters the prompt: ignore or keep.",
+    ),
     Setting("guard", _guard, "on", "Stops answers that loop: on, off, or limits such as run=256,tokens=1024."),
     Setting("snapshots", _choice("on", "off"), "on", "Whether KV is kept on disk, in the data directory: on or off."),
     Setting(
@@ -286,7 +295,7 @@ SETTINGS = (
     ),
     Setting("snapshot_codec", _choice("auto", "raw", "zstd"), "auto", "How KV is stored: auto, raw or zstd."),
     Setting("host_cache", _size(0, KV_BYTES_MAX), "0", "Memory in front of the disk for KV; 0: none.", show_size),
-    Setting("api_key_file", _path, None, "File of accepted keys, one name:key a line, mode 0600."),
+    Setting("api_key_file", _path, None, "File of accepted keys, mode 0600; see zj keys."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),
     Setting("checkpoint", _choice("own", "external"), "own", "Who empties the write-ahead log: own or external."),
     Setting("wal_max", _size(WAL_BYTES_MIN, WAL_BYTES_MAX), "1GiB", "Log size that stops new requests.", show_size),
@@ -299,6 +308,8 @@ SETTINGS = (
         show_size,
     ),
     Setting("journal_max_age", _duration, "0", "Delete sessions unused for so long; 0: never.", show_duration),
+    Setting("keep_alive", _pause, "10s", "Silence after which streams tell that they live.", show_duration),
+    Setting("reader_timeout", _pause, "60s", "How long a client may read nothing of its answer.", show_duration),
     Setting("drain_timeout", _duration, "30s", "How long SIGTERM waits for running requests.", show_duration),
     Setting("body_max", _size(BODY_BYTES_MIN, BODY_BYTES_MAX), "64MiB", "Largest request body.", show_size),
     Setting("log_level", _choice("debug", "info", "warning", "error"), "info", "Least severity that is logged."),
@@ -318,8 +329,9 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], cwd: Path) -> 
     given = {name: value for name, value in flags.items() if value is not None}
     variables = {name: value for name, value in environ.items() if name.startswith("ZJ_") and value.strip()}
     for name in variables:
-        if name != "ZJ_CONFIG" and name.removeprefix("ZJ_").lower() not in _BY_NAME:
+        if name not in ("ZJ_CONFIG", KEY_VARIABLE) and name.removeprefix("ZJ_").lower() not in _BY_NAME:
             raise ConfigFault(f"environment: unknown variable {name}{_nearest(name, [s.variable for s in SETTINGS])}")
+    variables.pop(KEY_VARIABLE, None)
     wanted = given.pop("config", None) or variables.pop("ZJ_CONFIG", None)
     file = cwd / os.path.expanduser(str(wanted or CONFIG_FILE))
     table, lines = _read_file(file, must_exist=wanted is not None)
@@ -354,7 +366,7 @@ def check_serving(config: Config) -> None:
             param="host_cache",
         )
     if config.api_key_file is not None:
-        read_api_keys(config.api_key_file)
+        keys.read(config.api_key_file)
     elif not is_loopback(config.host) and not config.insecure_bind:
         raise ConfigFault(
             f"host {config.host} can be reached from other machines and there is no api_key_file: anyone could use "
@@ -375,69 +387,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class ApiKeys:
-    """The accepted keys as digests, so that no dump, repr or traceback can show one."""
-
-    def __init__(self, names: Mapping[bytes, str]) -> None:
-        self._names = dict(names)
-
-    def name_of(self, key: str) -> str | None:
-        """The name beside this key, or None for a key that is not accepted."""
-        return self._names.get(_key_digest(key))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(set(self._names.values())))
-
-
-def read_api_keys(path: Path) -> ApiKeys:
-    """Reads `name:key` lines; blank lines and lines that start with # are skipped.
-
-    Raises ConfigFault, which names the line and never shows a key.
-    """
-    try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(KEY_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigFault(f"api_key_file {path}: {error.strerror}", param="api_key_file") from None
-    if stat.S_ISREG(mode) and mode & 0o077:
-        raise ConfigFault(f"api_key_file {path}: other users can read it; run: chmod 600 {path}", param="api_key_file")
-    if len(raw) > KEY_FILE_BYTES_MAX:
-        raise ConfigFault(f"api_key_file {path}: larger than {show_size(KEY_FILE_BYTES_MAX)}", param="api_key_file")
-    names: dict[bytes, str] = {}
-    for number, line in enumerate(raw.decode("utf-8-sig", "replace").splitlines(), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        name, _, key = (part.strip() for part in line.partition(":"))
-        problem = _key_problem(name, key) or ("the same key stands twice" if _key_digest(key) in names else None)
-        if problem:
-            raise ConfigFault(f"api_key_file {path}:{number}: {problem}", param="api_key_file")
-        names[_key_digest(key)] = name
-    if not names:
-        raise ConfigFault(f"api_key_file {path}: no keys in it; write lines of name:key", param="api_key_file")
-    return ApiKeys(names)
-
-
-def _key_problem(name: str, key: str) -> str | None:
-    if not key:
-        return "not of the form name:key"
-    if name == "local":
-        return "the name local is taken by the server without keys; choose another"
-    if name == "server":
-        return "the name server is taken by the server itself; choose another"
-    if not _KEY_NAME.fullmatch(name):
-        return "a name is up to 64 letters, digits, dots, dashes and underscores"
-    if not KEY_CHARS_MIN <= len(key) <= KEY_CHARS_MAX:
-        return f"a key has {KEY_CHARS_MIN} to {KEY_CHARS_MAX} characters, this one {len(key)}"
-    if not re.fullmatch(r"[!-~]+", key):
-        return "a key is printable ASCII without spaces"
-    return None
-
-
-def _key_digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def client_key(environ: Mapping[str, str]) -> str | None:
+    """The key that clients of the server use, where one is set."""
+    return environ.get(KEY_VARIABLE, "").strip() or None
 
 
 def sqlite_temporary_dir(environ: Mapping[str, str]) -> Path:

@@ -33,15 +33,44 @@ class BadRequest(Fault):
 
 
 class ContextTooLong(BadRequest):
-    """The rendered prompt (and the asked output) does not fit the context window."""
+    """The rendered prompt (and the asked output) does not fit the context window.
+
+    In tokens, 0 where it is not known: what the prompt has, what was asked for, and what there is room for.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, prompt: int = 0, asked: int = 0, limit: int = 0
+    ) -> None:
+        super().__init__(message, param=param)
+        self.prompt = prompt
+        self.asked = asked
+        self.limit = limit
 
 
 class PreviousResponseNotFound(BadRequest):
     """`previous_response_id` names nothing that this key can see."""
 
     code = "previous_response_not_found"
+
+
+class ThreadContinued(BadRequest):
+    """The reply that a thread is to be continued from has been continued, and each is continued once."""
+
+    code = "thread_already_continued"
+
+
+class ThreadInFlight(BadRequest):
+    """Another request is continuing from the same reply just now."""
+
+    code = "thread_continue_in_flight"
+
+
+class ThreadMismatch(BadRequest):
+    """A field that belongs to the thread is not what the thread was created with."""
+
+    code = "thread_fingerprint_mismatch"
 
 
 class NotFound(Fault):
@@ -54,6 +83,12 @@ class ModelNotFound(NotFound):
     """The model's name is none of the accepted ones."""
 
     code = "model_not_found"
+
+
+class ThreadNotFound(NotFound):
+    """There is no reply of a thread by this id that this key can see and that could be continued."""
+
+    code = "thread_not_found"
 
 
 class Unauthorized(Fault):
@@ -78,6 +113,15 @@ class Overloaded(Fault):
     """The queue is full."""
 
     status, code, kind, retry_after_s = 429, "rate_limit_exceeded", "rate_limit_error", 1
+
+
+class RateLimited(Overloaded):
+    """A key has used what it may; `limit` is requests, tokens or streams."""
+
+    def __init__(self, message: str, limit: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(Fault):
@@ -153,6 +197,12 @@ class DataDirLocked(DataDirFault):
     """Another server owns the data directory. 75 is EX_TEMPFAIL."""
 
     code, exit_code = "data_dir_locked", 75
+
+
+class ServerGone(Fault):
+    """No server of ours answers at the address. 69 is EX_UNAVAILABLE."""
+
+    code, exit_code = "server_gone", 69
 
 
 class PortInUse(Fault):

@@ -3,7 +3,7 @@
 What can be wrong is looked at first and costs no model load: configuration, model header, data directory,
 port. Then the port is bound, the engine is spawned, and the app answers `/livez` while the model loads.
 At SIGTERM or SIGINT the server takes no more requests, lets the running ones finish within the drain
-timeout, cancels the rest, and leaves with status 0.
+timeout, parks the rest (its KV is on disk for who asks again), and leaves with status 0.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zjournal import errors, loops
+from zjournal import errors, keys, loops
 from zjournal.checkpoint import hub
 from zjournal.checkpoint.download import Meter
-from zjournal.config import Config, read_api_keys, version
+from zjournal.config import Config, version
 from zjournal.journal import caps, datadir, events, retention
 from zjournal.journal.log import Journal, wall_clock_us
 from zjournal.link import logs, wire
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zjournal.api.submit import Desk
 
 PROGRESS_EVERY_S = 5.0
+KEEP_ALIVE_EVERY_S = 1.0  # how often it is looked whether there is somebody to tell
 SWEEP_EVERY_S = 3600.0
 CAP_EVERY_S = 60.0
 CAP_PAUSE_S = 2.0  # between two rounds when the first was not enough
@@ -143,20 +144,21 @@ class _Server:
         from zjournal.api.snapshots import Snapshots
         from zjournal.api.submit import Desk
 
-        keys = read_api_keys(self._config.api_key_file) if self._config.api_key_file else None
+        known = keys.read(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
         metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
         start = engine_start(self._config, self._choice, self._journal.secret)
         states = Snapshots(self._journal, metrics, self._config.data_dir, on=bool(start.snapshots))
-        runs = Runs(self._journal, metrics, self._config.unstored_retention, states)
+        runs = Runs(self._journal, metrics, self._config.unstored_retention, states, self._config.keep_alive)
         desk = Desk(
             self._journal,
             runs,
             metrics,
-            keys,
+            known,
             DECODERS,
             guard=loops.limits(self._config.guard),
             reasoning_replay=self._config.reasoning_replay,
+            attribution=self._config.attribution_line == "keep",
         )
         probes = Probes(runs)
         engine = EngineClient(start, probes, states.known)
@@ -164,7 +166,8 @@ class _Server:
         states.tidy()
         engine.start()
         self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path), DECODERS)
-        vital = (self._load(desk, runs, engine), engine.watch(), self._sweep(), self._cap(), self._watch(runs))
+        upkeep = (self._sweep(), self._cap(), self._keep_alive(runs))
+        vital = (self._load(desk, runs, engine), engine.watch(), self._watch(runs), *upkeep)
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
             async with AdminSocket(self._journal, self._config.data_dir, {"sessions.replay": replays.run}).listening():
@@ -200,7 +203,7 @@ class _Server:
         import uvicorn
 
         from zjournal.api.app import create_app
-        from zjournal.api.intake import BoundedProtocol
+        from zjournal.api.intake import bounded
 
         class Quiet(uvicorn.Server):
             """Leaves the signals to us: uvicorn would close the port before the drain."""
@@ -217,7 +220,7 @@ class _Server:
             log_config=None,
             access_log=False,
             lifespan="on",
-            http=BoundedProtocol,
+            http=bounded(self._config.reader_timeout),
             timeout_graceful_shutdown=int(LAST_RESPONSE_GRACE_S),
             ws="none",
             server_header=False,
@@ -238,7 +241,7 @@ class _Server:
         return 0
 
     async def _drain(self, desk: Desk, runs: Runs) -> None:
-        """Lets what runs finish within the limit, then gives it up."""
+        """Lets what runs finish within the limit, then parks it."""
         desk.drain()
         if self._replays is not None:
             self._replays.stop()
@@ -250,8 +253,8 @@ class _Server:
         for task in pending:
             task.cancel()
         if not done or self._hurry.is_set():
-            log.warning("giving up the responses that still run")
-            runs.cancel_all()
+            log.warning("parking the responses that still run")
+            runs.park()
             try:
                 await asyncio.wait_for(desk.wait_idle(), LAST_RESPONSE_GRACE_S)
             except TimeoutError:  # the engine does not answer; the clients shall have an end all the same
@@ -292,6 +295,12 @@ class _Server:
         await runs.broke.wait()
         assert runs.broken is not None
         raise errors.EngineStartFault(runs.broken.message)
+
+    async def _keep_alive(self, runs: Runs) -> None:
+        """Has clients told that their responses live, where there is nothing else to tell."""
+        while True:
+            await asyncio.sleep(min(KEEP_ALIVE_EVERY_S, self._config.keep_alive / 2))
+            runs.keep_alive(time.monotonic())
 
     async def _sweep(self) -> None:
         """Erases what is due: deleted turns, and unstored ones that are older than their retention."""

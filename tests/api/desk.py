@@ -5,7 +5,9 @@ import hashlib
 from collections.abc import AsyncIterator
 
 from zjournal import ask, errors
+from zjournal.api import limits
 from zjournal.api.metrics import Metrics
+from zjournal.api.sse import Cut
 from zjournal.api.submit import ModelCard, Turn
 
 CREATED = 1_764_000_000
@@ -30,11 +32,14 @@ class FakeDesk:
         self.steps = steps
         self.keys = keys
         self.fault = fault
+        self.attribution = False
         self.state = ("ready", 1.0)
         self.metrics = Metrics()
         self.asks: list[ask.Ask] = []
         self.turns: dict[str, Turn] = {}
         self.cancelled: list[str] = []
+        self.left: list[limits.Told] = []
+        self.cuts: list[tuple[str, Cut]] = []
         self.cancel_seen = asyncio.Event()
         self.told = asyncio.Event()  # the first delta was taken from us
 
@@ -42,10 +47,16 @@ class FakeDesk:
         if self.fault is not None:
             raise self.fault
         self.asks.append(request)
-        prefix = "chatcmpl-" if request.protocol == "chat" else "resp_"
+        prefix = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}[request.protocol]
         turn = Turn(f"{prefix}{len(self.asks):032x}", CREATED, "smol", raw, request.store, tenant)
         self.turns[turn.response] = turn
         return turn
+
+    async def count(self, request: ask.Ask, tenant: str) -> int:
+        if self.fault is not None:
+            raise self.fault
+        self.asks.append(request)
+        return sum(len(part.text) for item in request.items for part in item.parts)
 
     async def follow(self, turn: Turn) -> AsyncIterator[ask.Step]:
         for step in self.steps:
@@ -74,8 +85,23 @@ class FakeDesk:
         self.cancelled.append(turn.response)
         self.cancel_seen.set()
 
+    def allowed(self, tenant: str) -> list[limits.Told]:
+        return self.left
+
+    def cut(self, turn: Turn, cut: Cut) -> None:
+        self.cuts.append((turn.response, cut))
+
     def item_id(self, turn: Turn, index: int, prefix: str) -> str:
         return item_id(turn, index, prefix)
+
+    def seal(self, turn: Turn, summary: str) -> str:
+        return f"sealed({summary})"
+
+    async def ancestry(self, turn: Turn) -> list[Turn]:
+        return [turn]
+
+    async def compared(self, previous: str, turn: Turn) -> None:
+        return None
 
     def models(self) -> list[ModelCard]:
         return [ModelCard("smol", CREATED, 8192, ("org/smol", "gpt-4o"))]

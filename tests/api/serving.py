@@ -8,12 +8,15 @@ import uvicorn
 
 from tests.api.desk import FakeDesk
 from zjournal.api.app import create_app
+from zjournal.api.intake import BoundedProtocol
 
 BODY_MAX = 1 << 20
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: FakeDesk, body_max: int = BODY_MAX) -> AsyncIterator[str]:
+async def serving(
+    desk: FakeDesk, body_max: int = BODY_MAX, protocol: type[BoundedProtocol] = BoundedProtocol
+) -> AsyncIterator[str]:
     """Serves `desk`; gives the base URL without a trailing slash.
 
     Without uvicorn's own main loop, which polls for its end: these are the steps around it.
@@ -21,7 +24,7 @@ async def serving(desk: FakeDesk, body_max: int = BODY_MAX) -> AsyncIterator[str
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         app = create_app(desk, host="127.0.0.1", port=port, body_max=body_max)
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, log_config=None, access_log=False, http=protocol, timeout_graceful_shutdown=1)
         config.load()
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)

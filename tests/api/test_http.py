@@ -80,8 +80,16 @@ def test_a_stored_response_is_the_same_object_until_it_is_deleted():
         assert reply.json()["error"]["code"] == "not_found"
 
 
-@pytest.mark.parametrize(("query", "param"), [("stream=true", "stream"), ("starting_after=3", "starting_after")])
-def test_replaying_a_stored_stream_is_refused_by_name(query, param):
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("stream=maybe", "stream"),
+        ("starting_after=3", "starting_after"),
+        ("stream=true&starting_after=-1", "starting_after"),
+        ("include_obfuscation=2", "include_obfuscation"),
+    ],
+)
+def test_what_is_wrong_with_how_a_response_is_asked_for_is_named(query, param):
     async def script(client):
         created = (await client.post(RESPONSES, json=BODIES[RESPONSES])).json()
         return await client.get(f"{RESPONSES}/{created['id']}?{query}")
@@ -112,8 +120,9 @@ def test_models():
         return [await client.get("/v1/models"), *[await client.get(f"/v1/models/{name}") for name in names]]
 
     listing, *single, none = run(FakeDesk([]), script)
-    card = {"id": "smol", "object": "model", "created": CREATED, "owned_by": "zjournal", "max_input_tokens": 8192}
-    assert listing.json() == {"object": "list", "data": [{**card, "aliases": ["org/smol", "gpt-4o"]}]}
+    [card] = listing.json()["data"]
+    assert (card["id"], card["created"], card["max_input_tokens"]) == ("smol", CREATED, 8192)
+    assert card["aliases"] == ["org/smol", "gpt-4o"]
     assert [reply.json() for reply in single] == listing.json()["data"] * 3
     assert none.status_code == 404
     assert none.json()["error"]["code"] == "model_not_found"
@@ -336,3 +345,37 @@ def test_each_event_is_its_own_chunk():
 
 def _ask():
     return responses.decode(json.dumps(BODIES[RESPONSES]).encode(), {})
+
+
+def test_a_client_that_has_the_list_of_models_need_not_have_it_again():
+    async def script(client):
+        first = await client.get("/v1/models")
+        known = {"if-none-match": f'W/"x", {first.headers["etag"]}'}
+        return first, await client.get("/v1/models", headers=known), await client.get("/v1/models/smol", headers=known)
+
+    first, same, other = run(FakeDesk([]), script)
+    assert (first.status_code, same.status_code, other.status_code) == (200, 304, 200)
+    assert same.content == b"" and same.headers["etag"] == first.headers["etag"] != other.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/", 200),
+        ("HEAD", "/api/hello", 200),
+        ("GET", "/api/hello", 200),
+        ("POST", "/api/event_logging/batch", 404),
+        ("GET", "/favicon.ico", 404),
+        ("GET", "/v1/unheard", 404),
+        ("POST", "/v1/completions", 404),
+        ("POST", "/v1/messages/batches", 404),
+        ("DELETE", "/v1/models", 405),
+    ],
+)
+def test_r07_what_clients_look_for_is_answered_shortly(method, path, status):
+    """R07: there, or not there; never 200 for what is not, and never a page."""
+    reply = run(FakeDesk([], keys=True), lambda client: client.request(method, path))
+    assert reply.status_code == status
+    assert reply.headers["x-request-id"] == reply.headers["request-id"]
+    if status != 200:
+        assert reply.json()["error"]["message"]

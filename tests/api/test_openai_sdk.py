@@ -8,7 +8,7 @@ import pytest
 from tests.api.desk import FakeDesk, answer
 from tests.api.serving import serving
 from zjournal import errors
-from zjournal.ask import Broke, TextDelta, Usage
+from zjournal.ask import Broke, TextDelta, Usage, Waiting
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 FAILING = [TextDelta("a"), Broke("engine_error", "It died.", Usage(1, 0, 1))]
@@ -75,6 +75,24 @@ def test_the_responses_accumulator_agrees_with_create_and_retrieve():
     assert final.id == stored.id != whole.id
     assert final.usage == stored.usage == whole.usage
     assert final.output[0].id == stored.output[0].id
+
+
+def test_signs_of_life_change_nothing_of_what_is_accumulated():
+    first, *rest = answer("Tide", " is", " low")
+    steps = [Waiting(0, 0, 12, queued=True), first, Waiting(0, 8, 12), *rest[:2], Waiting(2, 12, 12), *rest[2:]]
+
+    async def script(client):
+        async with client.responses.stream(model="smol", input="hi") as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        async with client.chat.completions.stream(model="smol", messages=MESSAGES) as stream:
+            async for _ in stream:
+                pass
+            return kinds, final, await stream.get_final_completion()
+
+    kinds, responses, chat = run(FakeDesk(steps), script)
+    assert kinds.count("response.in_progress") == 4
+    assert responses.output_text == chat.choices[0].message.content == "Tide is low"
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["\u2028", "\r\n\n", "\x85", "data: [DONE]\n\n"]])

@@ -124,7 +124,7 @@ def main() -> int:
 def _of_a_turn(kind: type[msgspec.Struct]) -> bool:
     """Whether facts of this kind stand in a turn's life, and so have to fit together; those are made one by one."""
     return "response" in kind.__struct_fields__ and not kind.__name__.startswith(
-        ("Cache", "Tool", "Loop", "Replay", "Snapshot")
+        ("Cache", "Tool", "Loop", "Reader", "Replay", "ResponseWaited", "Snapshot")
     )
 
 

@@ -54,9 +54,9 @@ class TiersMachine(RuleBasedStateMachine):
         self.run(steps)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def cancel(self, data):
-        self.engine.cancel(data.draw(st.sampled_from(sorted(self.open))))
+    @rule(data=st.data(), keep=st.booleans())
+    def cancel(self, data, keep):
+        self.engine.cancel(data.draw(st.sampled_from(sorted(self.open))), keep)
 
     @rule(count=st.integers(1, 20))
     def go_on(self, count):

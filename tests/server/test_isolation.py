@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.server.test_restart import verify
@@ -45,6 +48,55 @@ def test_o25_a_foreign_id_is_as_one_that_never_was(keyed: Server) -> None:
         assert theirs.status_code == never.status_code == 400
         assert theirs.text.replace(foreign, "X") == never.text.replace(unknown, "X")
     assert keyed.http.get(f"/v1/responses/{second}", headers=bearer(K1)).status_code == 200
+
+
+FOREIGN = [
+    ("GET", "/v1/responses/ID?stream=true", None),
+    ("GET", "/v1/responses/ID/input_items", None),
+    ("POST", "/v1/responses/ID/cancel", {}),
+    ("POST", "/v1/responses/compact", {"model": "default", "previous_response_id": "ID"}),
+    ("POST", "/v1/responses/input_tokens", {"model": "default", "input": "x", "previous_response_id": "ID"}),
+    (
+        "POST",
+        "/v1/responses",
+        {"model": "default", "input": "x", "prompt_cache_options": {"comparison_response_id": "ID"}},
+    ),
+]
+MESSAGES = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+OF_MESSAGES = [
+    ("POST", "/v1/messages", {**MESSAGES, "thread": {"type": "continue", "previous_message_id": "ID"}}),
+    ("POST", "/v1/messages", {**MESSAGES, "diagnostics": {"previous_message_id": "ID"}}),
+]
+
+
+# Ids of what is new, times, and what the second of two equal requests finds in the cache.
+ANY = re.compile(r'(req|msg|resp|item)_[0-9a-f]+|"(created|completed|[a-z_]*(cached|input)_[a-z_]*)(_at)?":[0-9]+')
+
+
+def told(answer: httpx.Response, name: str) -> tuple[int, str]:
+    """What an answer says, without what differs between any two of them."""
+    text = answer.text.replace(name, "ID")
+    return answer.status_code, ANY.sub("", text)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), FOREIGN + OF_MESSAGES)
+def test_o25_no_route_tells_a_foreign_id_from_one_that_never_was(
+    keyed: Server, method: str, path: str, body: dict | None
+) -> None:
+    if path == "/v1/messages":
+        made = keyed.post(path, MESSAGES | {"thread": {"type": "create"}}, headers=bearer(K1))
+        unknown = "msg_" + "0" * 32
+    else:
+        made = keyed.post("/v1/responses", {"model": "default", "input": "mine"}, headers=bearer(K1))
+        unknown = "resp_" + "0" * 32
+    assert made.status_code == 200, made.text
+    foreign = made.json()["id"]
+
+    def ask(name: str) -> tuple[int, str]:
+        filled = None if body is None else json.loads(json.dumps(body).replace("ID", name))
+        return told(keyed.http.request(method, path.replace("ID", name), json=filled, headers=bearer(K2)), name)
+
+    assert ask(foreign) == ask(unknown)
 
 
 def test_a_prefix_is_not_shared_between_keys(keyed: Server) -> None:

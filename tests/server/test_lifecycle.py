@@ -61,16 +61,51 @@ def test_r13_sigterm_finishes_what_runs(tmp_path: Path) -> None:
         assert server.process.wait(20) == 0
 
 
-def test_sigterm_gives_up_after_the_drain_timeout(tmp_path: Path) -> None:
+def test_sigterm_parks_what_does_not_finish_and_who_asks_again_has_its_prompt_at_once(tmp_path: Path) -> None:
+    """The stream ends as failed, which clients try again; what it had computed is on disk by then."""
+    prompt = "The tide table of the port is on the wall. " * 100
     model = scripted(tmp_path, {"text": "word " * 2000, "delay_ms": 20})
+    body = {"model": "default", "input": prompt, "stream": True}
     with Server(tmp_path / "data", "--drain-timeout", "300ms", model=model) as server:
-        seen = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
+        seen = server.events("/v1/responses", body)
         while next(seen)["type"] != "response.output_text.delta":
             pass
-        thread = threading.Thread(target=lambda: list(seen))
+        rest: list[dict] = []
+        thread = threading.Thread(target=lambda: rest.extend(seen))
         thread.start()
         assert server.terminate() == 0
-        thread.join()
+        thread.join(20)
+        last = rest[-1]
+        assert last["type"] == "response.failed"
+        assert "ask again" in last["response"]["error"]["message"]
+        server.start()
+        stored = server.http.get(f"/v1/responses/{last['response']['id']}").json()
+        assert stored == last["response"]
+        again = server.respond(input=prompt, max_output_tokens=2)
+        usage = again["usage"]
+        assert usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] * 0.9
+
+
+def test_sigterm_while_a_request_waits_its_turn_ends_that_too(tmp_path: Path) -> None:
+    model = scripted(tmp_path, {"text": "word " * 2000, "delay_ms": 20})
+    flags = ("--drain-timeout", "300ms", "--max-running", "1", "--keep-alive", "100ms")
+    with Server(tmp_path / "data", *flags, model=model) as server:
+        first = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
+        while next(first)["type"] != "response.output_text.delta":
+            pass
+        ends: list[str] = []
+        second = server.events("/v1/responses", {"model": "default", "input": "wait", "stream": True})
+        while "prompt_progress" not in next(second):
+            pass
+        threads = [
+            threading.Thread(target=lambda one=one: ends.append(list(one)[-1]["type"])) for one in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        assert server.terminate() == 0
+        for thread in threads:
+            thread.join(20)
+        assert ends == ["response.failed"] * 2
 
 
 def test_a_second_server_on_the_data_directory_names_the_first(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.serving import zj
-from zjournal import config, loops
-from zjournal.config import SETTINGS, Config, check_serving, load, read_api_keys
+from zjournal import config, keys, loops
+from zjournal.config import SETTINGS, Config, check_serving, load
 from zjournal.errors import ConfigFault
 from zjournal.link import wire
 
@@ -29,7 +29,7 @@ def test_without_a_home_nothing_is_made_in_the_current_folder(monkeypatch: pytes
 
 
 def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    assert read_api_keys(_key_file(tmp_path, f"\ufefflaptop:{KEY}\n")).name_of(KEY) == "laptop"
+    assert keys.read(_key_file(tmp_path, f"\ufefflaptop:{KEY}\n")).name_of(KEY) == "laptop"
 
 
 def test_defaults_follow_xdg() -> None:
@@ -212,21 +212,21 @@ def test_open_address_needs_keys_or_a_clear_word(host: str, tmp_path: Path) -> N
     with pytest.raises(ConfigFault, match="--api-key-file"):
         check_serving(load({"host": host}, ENVIRON, tmp_path))
     check_serving(load({"host": host, "insecure_bind": True}, ENVIRON, tmp_path))
-    keys = _key_file(tmp_path, f"laptop:{KEY}\n")
-    check_serving(load({"host": host, "api_key_file": str(keys)}, ENVIRON, tmp_path))
+    file = _key_file(tmp_path, f"laptop:{KEY}\n")
+    check_serving(load({"host": host, "api_key_file": str(file)}, ENVIRON, tmp_path))
 
 
 def test_keys_are_known_by_name_and_shown_nowhere(tmp_path: Path) -> None:
-    keys = read_api_keys(_key_file(tmp_path, f"# two keys of one owner\n\nlaptop: {KEY}\nlaptop:{KEY}-2\nci:{KEY}:3\n"))
-    assert [keys.name_of(k) for k in (KEY, f"{KEY}-2", f"{KEY}:3", "laptop", "")] == [
+    known = keys.read(_key_file(tmp_path, f"# two keys of one owner\n\nlaptop: {KEY}\nlaptop:{KEY}-2\nci:{KEY}:3\n"))
+    assert [known.name_of(k) for k in (KEY, f"{KEY}-2", f"{KEY}:3", "laptop", "")] == [
         "laptop",
         "laptop",
         "ci",
         None,
         None,
     ]
-    assert keys.names == ("ci", "laptop")
-    assert KEY not in repr(vars(keys))
+    assert known.names == ("ci", "laptop")
+    assert KEY not in repr(vars(known))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,12 @@ def test_keys_are_known_by_name_and_shown_nowhere(tmp_path: Path) -> None:
         (KEY, ":1: not of the form name:key"),
         (f"\na b:{KEY}", ":2: a name is"),
         ("a:short", ":1: a key has 16 to 512 characters, this one 5"),
-        (f"a:{KEY} b", ":1: a key is printable ASCII without spaces"),
+        (f"a:{KEY} b", ":1: behind a key there may be requests=NUMBER"),
+        (f"a:{KEY}é", ":1: a key is printable ASCII without spaces"),
+        (f"a:{KEY} requests=0", ":1: requests is not between 1 and"),
+        (f"a:{KEY} streams=1 streams=1", ":1: streams stands twice"),
+        ("a:sha256:abc", ":1: sha256: needs 64 hexadecimal digits"),
+        (f"a:{KEY} streams=1\na:{KEY}-2 streams=2", ":2: a has other limits above"),
         (f"a:{KEY}\nb:{KEY}", ":2: the same key stands twice"),
         ("# none\n", ": no keys in it"),
     ],
@@ -243,7 +248,7 @@ def test_keys_are_known_by_name_and_shown_nowhere(tmp_path: Path) -> None:
 def test_wrong_key_files_are_named_without_the_key(tmp_path: Path, text: str, said: str) -> None:
     path = _key_file(tmp_path, text)
     with pytest.raises(ConfigFault) as caught:
-        read_api_keys(path)
+        keys.read(path)
     assert caught.value.message.startswith(f"api_key_file {path}{said}")
     assert KEY not in caught.value.message
 
@@ -251,9 +256,9 @@ def test_wrong_key_files_are_named_without_the_key(tmp_path: Path, text: str, sa
 def test_key_file_that_others_can_read_is_refused_with_the_fix(tmp_path: Path) -> None:
     path = _key_file(tmp_path, f"a:{KEY}", mode=0o640)
     with pytest.raises(ConfigFault, match=f"run: chmod 600 {path}"):
-        read_api_keys(path)
+        keys.read(path)
     with pytest.raises(ConfigFault, match="No such file"):
-        read_api_keys(tmp_path / "absent")
+        keys.read(tmp_path / "absent")
 
 
 def test_serve_refuses_a_wrong_setting_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ whether it is honoured, accepted without effect, or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,6 +34,7 @@ from zjournal.ask import (
     TextDelta,
     Thought,
     Usage,
+    Waiting,
 )
 from zjournal.errors import BadRequest, Fault, Unavailable
 
@@ -382,6 +384,8 @@ class Encoder:
 
     def feed(self, step: Step) -> list[bytes]:
         """The frames that `step` adds, the last one included when it ends the answer."""
+        if isinstance(step, Waiting):
+            return [self._chunk({}, told=fields.progress(step))]
         delta = self._answer.take(step)
         if self._answer.fault is not None:
             return [frame(failure.body(self._answer.fault)), DONE]
@@ -395,18 +399,29 @@ class Encoder:
         return [self._chunk(delta, logprobs=step.logprobs if isinstance(step, TextDelta) else ())]
 
     def _chunk(
-        self, delta: dict[str, Any], end: dict[str, Any] | None = None, logprobs: Sequence[Logprob] = ()
+        self,
+        delta: dict[str, Any],
+        end: dict[str, Any] | None = None,
+        logprobs: Sequence[Logprob] = (),
+        told: Mapping[str, Any] = MappingProxyType({}),
     ) -> bytes:
-        told = _logprobs_object(logprobs) if logprobs else None
-        return self._frame([{"index": 0, "delta": delta, "logprobs": told, **(end or {"finish_reason": None})}], None)
+        named = _logprobs_object(logprobs) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": named, **(end or {"finish_reason": None})}
+        return self._frame([choice], None, told)
 
-    def _frame(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
+    def _frame(
+        self,
+        choices: list[dict[str, Any]],
+        counts: dict[str, Any] | None,
+        told: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
         chunk: dict[str, Any] = {
             "id": self._turn.response,
             "object": "chat.completion.chunk",
             "created": self._turn.created,
             "model": self._turn.model,
             "choices": choices,
+            **told,
         }
         if self._include_usage:
             chunk["usage"] = counts

@@ -21,7 +21,7 @@ KEY_CHARS_MIN = 8  # a shorter key would be found in words
 _SHOWN = frozenset({"messages", "input", "instructions", "system", "prompt"})  # at the top of a body
 _SCHEMAS = frozenset({"parameters", "schema", "json_schema", "input_schema"})
 _KEYS = frozenset({"api_key", "apikey", "x_api_key", "x_goog_api_key", "secret_key", "client_secret"})
-_TOKENS = frozenset({"access_token", "auth_token", "bearer_token", "refresh_token"})
+_TOKENS = frozenset({"access_token", "auth_token", "bearer_token", "refresh_token", "authorization_token"})
 _SECRET = _KEYS | _TOKENS | {"authorization", "proxy_authorization", "cookie", "set_cookie", "password", "passwd"}
 _HEADERS = frozenset({"headers", "extra_headers", "default_headers"})  # any header may be one
 _USER = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")

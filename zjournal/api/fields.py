@@ -240,6 +240,12 @@ def _logprob(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": max(logprob, LOGPROB_MIN), "bytes": list(token)}
 
 
+def progress(waiting: ask.Waiting) -> dict[str, Any]:
+    """How far the prompt is, beside what a protocol says to a client that waits. The name is llama.cpp's."""
+    done = {"total": waiting.prompt, "processed": waiting.done, "queued": waiting.queued}
+    return {"prompt_progress": done}
+
+
 def session_key(headers: Mapping[str, str], prompt_cache_key: str | None) -> str | None:
     """What the client calls its session: the first header that says so, else `prompt_cache_key`. Lower-case names."""
     for name in SESSION_HEADERS:

@@ -12,18 +12,27 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+import time
 from collections.abc import Iterable
+from typing import Any
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from zjournal.api import failure
+from zjournal.api import failure, limits
+from zjournal.api.failure import REQUEST_ID
+from zjournal.api.limits import ALLOWED
 from zjournal.api.metrics import Metrics
 from zjournal.errors import Fault, Forbidden
 
-REQUEST_ID = "zj_request_id"  # key of the ASGI scope
 _AUTHORITY = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?$")
-_PROBES = frozenset({"/", "/livez", "/readyz", "/health", "/metrics"})  # polled by machines; not worth counting
-_APIS = (("/v1/chat/completions", "chat"), ("/v1/responses", "responses"), ("/v1/models", "models"))
+# Polled by machines; not worth counting.
+_PROBES = frozenset({"/", "/api/hello", "/livez", "/readyz", "/health", "/metrics"})
+_APIS = (
+    ("/v1/chat/completions", "chat"),
+    ("/v1/responses", "responses"),
+    ("/v1/messages", "messages"),
+    ("/v1/models", "models"),
+)
 
 
 class Reply:
@@ -50,10 +59,10 @@ class Reply:
         await send({"type": "http.response.body", "body": self._body, "more_body": False})
 
 
-def refusal(fault: Fault) -> Reply:
-    """The answer that tells a fault in the shape OpenAI clients read."""
+def refusal(fault: Fault, scope: Scope) -> Reply:
+    """The answer that tells a fault in the shape that the client reads."""
     headers = [(b"retry-after", b"%d" % fault.retry_after_s)] if fault.retry_after_s is not None else []
-    return Reply(failure.body(fault), fault.status, headers=headers)
+    return Reply(failure.body_for(fault, scope), fault.status, headers=headers)
 
 
 class Neighbours:
@@ -141,7 +150,9 @@ class Edge:
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                told = request_id.encode()
+                ids = ((b"x-request-id", told), (b"request-id", told))
+                message["headers"] = [*message.get("headers", ()), *ids, *_allowed(scope)]
                 if path not in _PROBES:
                     self._metrics.request(_api(path), message["status"])
             elif head and message["type"] == "http.response.body":
@@ -151,9 +162,15 @@ class Edge:
         try:
             self._neighbours.check(scope["headers"])
         except Forbidden as fault:
-            await refusal(fault)(scope, receive, send_on)
+            await refusal(fault, scope)(scope, receive, send_on)
             return
         await self._app(scope, receive, send_on)
+
+
+def _allowed(scope: Any) -> list[tuple[bytes, bytes]]:
+    """What the limits of the request's key leave, once it is known whose request it is."""
+    told = scope[ALLOWED]() if ALLOWED in scope else []
+    return limits.headers(told, time.time() if failure.anthropic(scope) else None) if told else []
 
 
 def _api(path: str) -> str:

@@ -1,23 +1,92 @@
-"""The HTTP parser's edge: what a client may send before the app hears of it, and the answer to what is no HTTP.
+"""The HTTP connection's edge: what a client may send before the app hears of it, and how long it may read nothing.
 
 The app bounds the body. The request line, the headers and the trailers are gathered by the server below it, which has
-no limit of its own: a client that goes on sending headers would fill the memory.
+no limit of its own: a client that goes on sending headers would fill the memory. Nor does that server give up a client
+that reads nothing: its connection, and what was made for it, would stay for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from zjournal.api import failure
+from zjournal.api.sse import CONNECTION, Cut
 from zjournal.errors import BadRequest
 
 HEAD_BYTES_MAX = 64 << 10  # proxies usually allow 8 to 32 KiB
+READER_TIMEOUT_S = 60.0
+LOOKS = 16  # how often it is looked, in this time, whether a client that lags has read something
+
+
+def bounded(reader_timeout_s: float) -> type[BoundedProtocol]:
+    """The protocol with another limit for readers."""
+
+    class Bounded(BoundedProtocol):
+        _reader_timeout_s = reader_timeout_s
+
+    return Bounded
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. What is no HTTP, or has over HEAD_BYTES_MAX that are no body, is answered with 400 and closed."""
+    """One connection. What is no HTTP, or has over HEAD_BYTES_MAX that are no body, is answered with 400 and closed.
 
+    A client that lags behind has 64 KiB made for it, and whoever makes more waits. One that takes not a single byte of
+    them for `_reader_timeout_s` is cut; `cut` then says so. Its last bytes may be in the system's buffers.
+    """
+
+    _reader_timeout_s = READER_TIMEOUT_S
     _unread_bytes = 0  # received since the head was whole, or since the last piece of a body
+    _looking: asyncio.TimerHandle | None = None
+    _waiting_bytes = 0  # made and not taken, when it was looked last
+    _taken_at = 0.0  # when less of them was seen last, on the loop's clock
+    cut: Cut | None = None
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: Any = self.scope
+        scope[CONNECTION] = self
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken_at = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Looks from now on whether the client takes what waits for it, until nothing does."""
+        if self._looking is None:
+            self._waiting_bytes, self._taken_at = self.transport.get_write_buffer_size(), self.loop.time()
+            self._looking = self.loop.call_later(self._reader_timeout_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        waiting, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if not waiting:
+            return
+        if waiting < self._waiting_bytes or (not self.flow.write_paused and not self.transport.is_closing()):
+            self._taken_at = now
+        self._waiting_bytes = waiting
+        if now - self._taken_at >= self._reader_timeout_s:
+            self.cut = Cut(waiting, now - self._taken_at)
+            self.transport.abort()
+            return
+        self._looking = self.loop.call_later(self._reader_timeout_s / LOOKS, self._look)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

@@ -58,6 +58,11 @@ class Metrics:
             registry=registry,
         )
 
+        self._cut = Counter("zj_readers_cut_total", "Clients cut because they did not read.", registry=registry)
+        self._limited = Counter(
+            "zj_limited_total", "Requests refused for the limits of their key, by limit.", ("limit",), registry=registry
+        )
+
     def _of_fences(self, registry: CollectorRegistry) -> None:
         self._fenced = Counter("zj_fenced_requests_total", "Requests whose answers had a fence.", registry=registry)
         self._fences_compiled = Counter("zj_fences_compiled_total", "Fences that were compiled.", registry=registry)
@@ -120,6 +125,14 @@ class Metrics:
     def request(self, api: str, status: int) -> None:
         """An HTTP request got its status line; refused ones are counted here and nowhere else."""
         self._requests.labels(api, str(status)).inc()
+
+    def reader_cut(self) -> None:
+        """A client did not read and was cut."""
+        self._cut.inc()
+
+    def limited(self, limit: str) -> None:
+        """A request was refused for a limit of its key: `requests`, `tokens` or `streams`."""
+        self._limited.labels(limit).inc()
 
     def matched(self, matched: wire.Matched) -> None:
         """A request was admitted: where the KV of its prompt's tokens came from."""

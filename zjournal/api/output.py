@@ -6,7 +6,7 @@ listened to its events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from zjournal import ask
@@ -128,11 +128,13 @@ class _Called:
 
     type = field = told = ""
 
-    def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
+        """`name`: in its `namespace`, if it has one."""
         self.id = item_id
         self._index = index
         self._call_id = call_id
         self._name = name
+        self._namespace = namespace
         self._status = OPEN
         self._texts: list[str] = []
 
@@ -146,6 +148,7 @@ class _Called:
             "status": self._status,
             "call_id": self._call_id,
             "name": self._name,
+            **({"namespace": self._namespace} if self._namespace else {}),
             self.field: "" if self._status == OPEN else "".join(self._texts),
         }
 
@@ -178,8 +181,8 @@ class CustomCall(_Called):
 
     type, field, told = "custom_tool_call", "input", "response.custom_tool_call_input"
 
-    def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
-        super().__init__(item_id, index, call_id, name)
+    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
+        super().__init__(item_id, index, call_id, name, namespace)
         self._input = Input()
 
     def more(self, delta: ask.CallArguments) -> Iterator[Event]:
@@ -188,6 +191,32 @@ class CustomCall(_Called):
     def close(self, status: str) -> Iterator[Event]:
         yield from self._more(self._input.end())
         yield from self._closed(status)
+
+
+class Compaction:
+    """A summary that stands for all that was said, in the form that a client keeps. Only its end has the text."""
+
+    def __init__(self, item_id: str, index: int, seal: Callable[[str], str]) -> None:
+        self.id = item_id
+        self._index = index
+        self._seal = seal
+        self._texts: list[str] = []
+        self._status = OPEN
+
+    def begin(self) -> Iterator[Event]:
+        yield "response.output_item.added", {"output_index": self._index, "item": self.value()}
+
+    def more(self, delta: ask.TextDelta) -> Iterator[Event]:
+        self._texts.append(delta.text)
+        yield "response.compaction.compacting", {"item_id": self.id, "output_index": self._index}
+
+    def close(self, status: str) -> Iterator[Event]:
+        self._status = status
+        yield "response.output_item.done", {"output_index": self._index, "item": self.value()}
+
+    def value(self) -> dict[str, Any]:
+        content = "" if self._status == OPEN else self._seal("".join(self._texts).strip())
+        return {"id": self.id, "type": "compaction", "encrypted_content": content}
 
 
 def text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

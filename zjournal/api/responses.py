@@ -9,51 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zjournal.api import fields, output, tooling
+from zjournal.api import compaction, fields, output, responses_echo, tooling
+from zjournal.api.responses_echo import Echo, TextConfig
+from zjournal.api.responses_items import Input
 from zjournal.api.sse import DONE, frame
 from zjournal.ask import (
     Ask,
     Broke,
-    Call,
     CallArguments,
     CallEnded,
     CallStarted,
     Ended,
-    Item,
     Message,
     ReasoningDelta,
-    Result,
-    Role,
+    Sampling,
     Step,
     Text,
     TextDelta,
-    Thought,
+    ToolChoice,
+    ToolSpec,
     Usage,
+    Waiting,
 )
 from zjournal.errors import BadRequest
+from zjournal.journal.log import CRASH_MESSAGE
 
 if TYPE_CHECKING:
     from zjournal.api.submit import Turn
 
 ENCODER_VERSION = 1
+# After a crash the numbers of what comes next are larger than any that can have been told: deltas are told at most
+# 64 tokens ahead of what is written down.
+CRASH_GAP = 4096
+
+CALLS_MAX = 1024  # a `max_tool_calls` over this is none
 
 ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix) to "msg_<hex>"; with "call", index counts the calls
+Seal = Callable[["Turn", str], str]  # a summary to the text that a client keeps
 
-_ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where it stands
 _LOGPROBS = "message.output_text.logprobs"  # of `include`
-_UNREADABLE = ("item_reference", "compaction")  # items that stand for text which only their server has
 
 # What these fields may hold when they ask for nothing; anything else is refused by name.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "generate": (True,),
     "n": (1,),
-    "conversation": (),
     "prompt": (),
     "context_management": ([],),
     "moderation": (),
@@ -66,38 +68,20 @@ _INCOMPLETE: Mapping[str, str] = MappingProxyType({"length": "max_output_tokens"
 _ERROR_CODES = ("server_error", "rate_limit_exceeded", "context_length_exceeded")
 
 
-class _TextConfig(msgspec.Struct):
-    format: msgspec.Raw = msgspec.Raw()
-    verbosity: Literal["low", "medium", "high"] | None = None
-
-
-class _Reasoning(msgspec.Struct):
-    effort: str | None = None
-    summary: str | None = None
-
-
-class _CacheOptions(msgspec.Struct):
-    prewarm: bool | None = None
-    comparison_response_id: str | None = None
-
-
 class _Body(fields.SamplingFields, kw_only=True):
     model: fields.Name
-    input: str | list[msgspec.Raw]
+    input: str | list[msgspec.Raw] = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: fields.Tokens | None = None
     stream: bool | None = None
     store: bool | None = None
     tools: list[msgspec.Raw] | None = None
-    text: _TextConfig | None = None
+    text: TextConfig | None = None
     include: list[str] | None = None
-    prompt_cache_options: _CacheOptions | None = None
     cache_salt: fields.CacheSalt | None = None
     tool_choice: msgspec.Raw = msgspec.Raw()
     parallel_tool_calls: bool | None = None
-    background: bool | None = None
-    generate: bool | None = None
     n: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -105,116 +89,79 @@ class _Body(fields.SamplingFields, kw_only=True):
     moderation: Any = None
 
 
-class _Echo(msgspec.Struct):
-    """What the response object repeats of its request."""
-
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    text: _TextConfig | None = None
-    reasoning: _Reasoning | None = None
-    metadata: fields.Metadata | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class _MessageItem(msgspec.Struct):
-    role: str
-    content: str | list[_Part]
-
-
-class _CallItem(msgspec.Struct):
-    call_id: fields.Name
-    name: fields.Name
-    arguments: str
-
-
-class _CustomCallItem(msgspec.Struct):
-    call_id: fields.Name
-    name: fields.Name
-    input: str
-
-
-class _ReasoningPart(msgspec.Struct):
-    type: str
-    text: str
-
-
-class _ReasoningItem(msgspec.Struct):
-    """`summary` and `encrypted_content` are not what was thought, and nothing that this server can read."""
-
-    content: list[_ReasoningPart] | None = None
-
-
-class _ResultItem(msgspec.Struct):
-    call_id: fields.Name
-    output: str | list[_Part]
-
-
 _body_decoder = msgspec.json.Decoder(_Body)
-_echo_decoder = msgspec.json.Decoder(_Echo)
-_message_decoder = msgspec.json.Decoder(_MessageItem)
-_call_decoder = msgspec.json.Decoder(_CallItem)
-_custom_call_decoder = msgspec.json.Decoder(_CustomCallItem)
-_reasoning_decoder = msgspec.json.Decoder(_ReasoningItem)
-_result_decoder = msgspec.json.Decoder(_ResultItem)
 
 
-def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
-    """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`."""
+def decode(raw: bytes, headers: Mapping[str, str], merged: bool = False) -> Ask:
+    """The Ask of a request body; header names are lower-case. Raises BadRequest, with the JSON path as `param`.
+
+    `merged`: the items of its conversation, if it names one, stand in its input (conversations.merged).
+    """
     body = fields.parse(_body_decoder, raw)
-    echo = fields.parse(_echo_decoder, raw)  # what is repeated must be sound as well
-    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN)
-    _refuse_unable(body)
-    items = _items(body)
-    tooling.refuse_doubled(items, "call_id")
-    tools = tooling.tools(body.tools or (), nested=False)
+    echo = fields.parse(responses_echo.decoder, raw)  # what is repeated must be sound as well
+    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN | ({} if merged else {"conversation": ()}))
+    found = Input()
+    found.read(body.input)
+    tooling.refuse_doubled(found.items, "call_id")
+    _check_together(body, echo, found)
+    tools = _tools(body, found)
+    choice = tooling.choice(body.tool_choice, tools, nested=False, parallel=body.parallel_tool_calls)
+    if echo.max_tool_calls is not None and echo.max_tool_calls <= CALLS_MAX:
+        choice = msgspec.structs.replace(choice, most=echo.max_tool_calls)
+    form, at = (msgspec.Raw(), "text.format") if body.text is None else (body.text.format, "text.format")
+    if not form and found.update is not None:
+        form, at = found.update
+    if found.compacts:  # it is answered with a summary, whatever else was asked for
+        form, choice = msgspec.Raw(), ToolChoice("none")
+        found.items.append(Message("user", (Text(compaction.ASKED, f"input[{len(body.input) - 1}]"),)))
     return Ask(
         protocol="responses",
         model=body.model,
-        items=items,
+        items=tuple(found.items),
         instructions=None if body.instructions is None else Text(body.instructions, "instructions"),
         tools=tools,
-        choice=tooling.choice(body.tool_choice, tools, nested=False, parallel=body.parallel_tool_calls),
-        format=None if body.text is None else tooling.text_format(body.text.format, "text.format", nested=False),
-        sampling=fields.sampling(body, _logprobs(body)),
-        max_tokens=body.max_output_tokens,
-        stop=fields.stop_strings(body.stop),
+        choice=choice,
+        format=tooling.text_format(form, at, nested=False),
+        sampling=Sampling() if echo.warm else fields.sampling(body, _logprobs(body)),
+        max_tokens=None if echo.warm else body.max_output_tokens,
+        stop=() if echo.warm else fields.stop_strings(body.stop),
         store=body.store is not False,
         stream=bool(body.stream),
         previous=body.previous_response_id,
         session_key=fields.session_key(headers, echo.prompt_cache_key),
         cache_salt=body.cache_salt,
         background=fields.background(body),
+        detached=bool(echo.background),
+        warm=echo.warm,
+        skipped=_skipped(body, found),
+        sealed=tuple(found.sealed),
         client=fields.client(headers),
     )
 
 
-def _refuse_unable(body: _Body) -> None:
-    """Refuses, by name, nested fields that this version cannot honour."""
-    options = body.prompt_cache_options
-    if options is not None:
-        for name in ("prewarm", "comparison_response_id"):
-            if getattr(options, name):
-                at = f"prompt_cache_options.{name}"
-                raise BadRequest(f"`{at}` is not supported by this server.", param=at)
+def _check_together(body: _Body, echo: Echo, found: Input) -> None:
+    """Raises BadRequest for fields that do not go together, and for a request that has nothing to answer."""
+    if echo.conversation_id and body.store is False:
+        raise BadRequest("A response in a `conversation` must be stored, for its items are kept there.", param="store")
+    if echo.background and body.store is False:
+        raise BadRequest("`background` needs `store`: who asks for it later must find it.", param="background")
+    if echo.conversation_id and body.previous_response_id is not None:
+        raise BadRequest("`previous_response_id` and `conversation` cannot be combined.", param="previous_response_id")
+    if not found.items and body.previous_response_id is None:
+        raise BadRequest("`input` holds nothing to answer.", param="input")
+
+
+def _tools(body: _Body, found: Input) -> tuple[ToolSpec, ...]:
+    """All tools that a model is told of: those of the request, then those that stand in its input."""
+    lists = [(body.tools or [], "tools"), *found.tools]
+    tools = tuple(tool for raws, at in lists for tool in tooling.tools(raws, nested=False, at=at))
+    tooling.refuse_ambiguous(tools)
+    return tools
+
+
+def _skipped(body: _Body, found: Input) -> tuple[str, ...]:
+    lists = [body.tools or [], *(raws for raws, _ in found.tools)]
+    return tuple(dict.fromkeys([*(kind for raws in lists for kind in tooling.left_out(raws)), *found.skipped]))
 
 
 def _logprobs(body: _Body) -> int:
@@ -223,69 +170,27 @@ def _logprobs(body: _Body) -> int:
     return top if top or _LOGPROBS in (body.include or ()) else -1
 
 
-def _items(body: _Body) -> tuple[Item, ...]:
-    if isinstance(body.input, str):
-        return (Message(role="user", parts=(Text(body.input, "input"),)),)
-    items = [item for index, raw in enumerate(body.input) if (item := _item(raw, f"input[{index}]")) is not None]
-    if not items and body.previous_response_id is None:
-        raise BadRequest("`input` holds nothing to answer.", param="input")
-    return tuple(items)
-
-
-def _item(raw: msgspec.Raw, at: str) -> Item | None:
-    """One input item; None for one that carries nothing that this server can render."""
-    kind = fields.parse(fields.kind_decoder, raw, at).type
-    match kind:
-        case None | "message":
-            message = fields.parse(_message_decoder, raw, at)
-            role = _ROLES.get(message.role)
-            if role is None:
-                sentence = f"Invalid value for `{at}.role`: {message.role!r} is none of {', '.join(_ROLES)}."
-                raise BadRequest(sentence, param=f"{at}.role")
-            return Message(role=role, parts=_texts(message.content, f"{at}.content"))
-        case "function_call":
-            call = fields.parse(_call_decoder, raw, at)
-            return Call(call_id=call.call_id, name=call.name, arguments=call.arguments, path=at)
-        case "custom_tool_call":
-            custom = fields.parse(_custom_call_decoder, raw, at)
-            return Call(custom.call_id, custom.name, tooling.arguments_of(custom.input), at)
-        case "function_call_output" | "custom_tool_call_output":
-            result = fields.parse(_result_decoder, raw, at)
-            return Result(call_id=result.call_id, parts=_texts(result.output, f"{at}.output"))
-        case "reasoning":
-            parts = fields.parse(_reasoning_decoder, raw, at).content or []
-            paths = (f"{at}.content[{index}].text" for index in range(len(parts)))
-            thoughts = tuple(Text(part.text, path) for part, path in zip(parts, paths, strict=True) if part.text)
-            return Thought(thoughts) if thoughts else None
-        case _ if kind in _UNREADABLE:
-            raise BadRequest(f"`{at}` is of type {kind!r}, which this server cannot read.", param=at)
-    return None
-
-
-def _texts(content: str | list[_Part], at: str) -> tuple[Text, ...]:
-    if isinstance(content, str):
-        return (Text(content, at),)
-    texts = []
-    for index, part in enumerate(content):
-        path = f"{at}[{index}]"
-        name = _TEXT_PARTS.get(part.type)
-        if name is None:
-            raise BadRequest(f"`{path}` is of type {part.type!r}; this server reads text only.", param=path)
-        value = part.refusal if name == "refusal" else part.text
-        if value is None:
-            raise BadRequest(f"Missing required field `{path}.{name}`.", param=f"{path}.{name}")
-        texts.append(Text(value, f"{path}.{name}"))
-    return tuple(texts)
-
-
 class Answer:
     """The fold of an answer's steps into the response object. What each step adds is told as events as well."""
 
-    def __init__(self, turn: Turn, item_id: ItemId) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        item_id: ItemId,
+        seal: Seal | None = None,
+        diagnostics: dict[str, Any] | None = None,
+    ) -> None:
+        """`seal` is needed where a conversation is compacted; `diagnostics`: of the prompt, if they were asked for."""
         self._turn = turn
         self._item_id = item_id
-        self._request = _request_half(turn)
-        self._custom = {tool.name for tool in turn.terms.tools if tool.kind == "custom"}
+        echo = responses_echo.decoder.decode(turn.raw)
+        self._request = responses_echo.request_half(turn, echo)
+        if diagnostics is not None:
+            self._request["prompt_cache_diagnostics"] = diagnostics
+        self._tools = {tool.name: tool for tool in turn.terms.tools}
+        self._warm = echo.warm
+        self._seal = seal if responses_echo.compacts(turn.raw) else None
+        self.queued = bool(echo.background)  # until there is a sign of life
         self._items: list[output.Item] = []
         self._open: output.Item | None = None  # the last of them
         self.end: Ended | Broke | None = None
@@ -294,6 +199,9 @@ class Answer:
         """Folds a step in; what it means for the items, in events."""
         assert self.end is None, step
         events: list[output.Event] = []
+        self.queued = self.queued and isinstance(step, Waiting)
+        if self._seal is not None:
+            return self._summary(step, self._seal)
         match step:
             case TextDelta():
                 events += self._into(output.Message, "msg")
@@ -311,6 +219,21 @@ class Answer:
             events += self._open.more(step)
         return events
 
+    def _summary(self, step: Step, seal: Seal) -> list[output.Event]:
+        """Of a summary only its text counts, and all of it is one item."""
+        events: list[output.Event] = []
+        if isinstance(step, TextDelta):
+            if self._open is None:
+                index = len(self._items)
+                item = output.Compaction(self._item_id(self._turn, index, "cmp"), index, lambda s: seal(self._turn, s))
+                events += self._begin(item)
+            assert self._open is not None
+            events += self._open.more(step)
+        elif isinstance(step, Ended | Broke):
+            self.end = step
+            events += self._close(output.DONE)
+        return events
+
     def _into(self, kind: type[output.Message] | type[output.Reasoning], prefix: str) -> list[output.Event]:
         """Makes sure that an item of this kind is open."""
         if isinstance(self._open, kind):
@@ -321,11 +244,13 @@ class Answer:
     def _call(self, started: CallStarted) -> list[output.Event]:
         index = len(self._items)
         call_id = self._item_id(self._turn, started.index, "call")
+        tool = self._tools.get(started.name)
+        name, namespace = (started.name, "") if tool is None else (tooling.apart(tool), tool.namespace)
         item: output.Item
-        if started.name in self._custom:
-            item = output.CustomCall(self._item_id(self._turn, index, "ctc"), index, call_id, started.name)
+        if tool is not None and tool.kind == "custom":
+            item = output.CustomCall(self._item_id(self._turn, index, "ctc"), index, call_id, name, namespace)
         else:
-            item = output.FunctionCall(self._item_id(self._turn, index, "fc"), index, call_id, started.name)
+            item = output.FunctionCall(self._item_id(self._turn, index, "fc"), index, call_id, name, namespace)
         return [*self._close(output.DONE), *self._begin(item)]
 
     def _begin(self, item: output.Item) -> list[output.Event]:
@@ -338,9 +263,9 @@ class Answer:
         return list(item.close(status)) if item is not None else []
 
     def _finish(self, end: Ended | Broke) -> list[output.Event]:
-        """An empty answer is still the assistant's turn, and the chain holds it; a failure adds nothing."""
+        """An empty answer is still the assistant's turn, and the chain holds it; a failure or warm-up adds nothing."""
         events: list[output.Event] = []
-        if not self._items and isinstance(end, Ended) and end.reason != "cancelled":
+        if not self._items and isinstance(end, Ended) and end.reason != "cancelled" and not self._warm:
             events += self._into(output.Message, "msg")
         return events + self._close(output.DONE if self.status == "completed" else output.CUT)
 
@@ -348,7 +273,7 @@ class Answer:
     def status(self) -> str:
         match self.end:
             case None:
-                return "in_progress"
+                return "queued" if self.queued else "in_progress"
             case Broke():
                 return "failed"
             case Ended(reason="cancelled"):
@@ -384,33 +309,73 @@ class Answer:
         return msgspec.json.encode(self.response())
 
 
-class Encoder:
-    """The frames of a streamed answer: a pure function of the turn and its steps. Numbers count from 0."""
+class Events:
+    """The events of a streamed answer, each by its type and its JSON: a pure function of the turn and its steps.
 
-    def __init__(self, turn: Turn, item_id: ItemId) -> None:
-        self._answer = Answer(turn, item_id)
-        self._number = 0
+    Numbers count from 0. How they cross to a client is the transport's affair.
+    """
 
-    def begin(self) -> list[bytes]:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.number = 0  # of the next event
+
+    def begin(self) -> list[tuple[str, bytes]]:
         """What can be told once the request is accepted."""
-        return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
+        second = "response.queued" if self._answer.queued else "response.in_progress"
+        return [self._lifecycle("response.created"), self._lifecycle(second)]
 
-    def feed(self, step: Step) -> list[bytes]:
-        """The frames that `step` adds, the last one included when it ends the answer."""
-        frames = [self._event(name, **values) for name, values in self._answer.take(step)]
+    def feed(self, step: Step) -> list[tuple[str, bytes]]:
+        """The events that `step` adds, the last one included when it ends the answer."""
+        if isinstance(step, Waiting):
+            name = "response.queued" if self._answer.queued else "response.in_progress"
+            return [self._lifecycle(name, **fields.progress(step))]
+        if isinstance(step, Broke) and step.message == CRASH_MESSAGE:
+            self.number += CRASH_GAP
+        waited = self._answer.queued
+        added = self._answer.take(step)
+        admitted = waited and not isinstance(step, Ended | Broke)
+        events = [self._lifecycle("response.in_progress")] if admitted else []
+        events += [self._event(name, **values) for name, values in added]
         if isinstance(step, Ended | Broke):
             # No event says cancelled; the object in it does.
             last = "incomplete" if self._answer.status == "cancelled" else self._answer.status
-            frames += [self._lifecycle(f"response.{last}"), DONE]
-        return frames
+            events.append(self._lifecycle(f"response.{last}"))
+        return events
 
-    def _lifecycle(self, name: str) -> bytes:
-        return self._event(name, response=self._answer.response())
+    def _lifecycle(self, name: str, **values: Any) -> tuple[str, bytes]:
+        return self._event(name, response=self._answer.response(), **values)
 
-    def _event(self, name: str, /, **values: Any) -> bytes:
-        data = msgspec.json.encode({"type": name, "sequence_number": self._number, **values})
-        self._number += 1
-        return frame(data, name)
+    def _event(self, name: str, /, **values: Any) -> tuple[str, bytes]:
+        data = msgspec.json.encode({"type": name, "sequence_number": self.number, **values})
+        self.number += 1
+        return name, data
+
+
+class Encoder:
+    """The frames of a streamed answer as server-sent events."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        item_id: ItemId,
+        seal: Seal | None = None,
+        diagnostics: dict[str, Any] | None = None,
+        after: int = -1,
+    ) -> None:
+        """Events up to number `after` are left out: the client has them."""
+        self._events = Events(Answer(turn, item_id, seal, diagnostics))
+        self._after = after
+
+    def begin(self) -> list[bytes]:
+        return self._frames(self._events.begin())
+
+    def feed(self, step: Step) -> list[bytes]:
+        frames = self._frames(self._events.feed(step))
+        return [*frames, DONE] if isinstance(step, Ended | Broke) else frames
+
+    def _frames(self, events: list[tuple[str, bytes]]) -> list[bytes]:
+        left = max(len(events) - (self._events.number - self._after - 1), 0)
+        return [frame(data, name) for name, data in events[left:]]
 
 
 def deleted(response: str) -> bytes:
@@ -427,46 +392,3 @@ def usage(counts: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.output,
     }
-
-
-def _request_half(turn: Turn) -> dict[str, Any]:
-    """The keys of the response object that follow from the request alone: repeated, or the value in effect."""
-    echo = _echo_decoder.decode(turn.raw)
-    text: dict[str, Any] = {"format": {"type": "text"}}
-    if echo.text is not None:
-        if bytes(echo.text.format) not in (b"", b"null"):
-            text["format"] = echo.text.format
-        if echo.text.verbosity is not None:
-            text["verbosity"] = echo.text.verbosity
-    reasoning = echo.reasoning
-    return {
-        "previous_response_id": echo.previous_response_id,
-        "instructions": echo.instructions,
-        "tools": [_tool(tool) for tool in echo.tools or ()],
-        "tool_choice": "auto" if echo.tool_choice is None else echo.tool_choice,
-        "truncation": "disabled",  # whatever was asked: a prompt is never cut
-        "parallel_tool_calls": echo.parallel_tool_calls is not False,
-        "text": text,
-        "temperature": 1.0 if echo.temperature is None else echo.temperature,
-        "top_p": 1.0 if echo.top_p is None else echo.top_p,
-        "presence_penalty": echo.presence_penalty or 0.0,
-        "frequency_penalty": echo.frequency_penalty or 0.0,
-        "top_logprobs": echo.top_logprobs or 0,
-        "reasoning": None if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
-        "max_output_tokens": echo.max_output_tokens,
-        "max_tool_calls": echo.max_tool_calls,
-        "store": turn.stored,
-        "background": False,
-        "service_tier": "flex" if echo.service_tier == "flex" else "default",
-        "metadata": echo.metadata or {},
-        "user": echo.user,
-        "safety_identifier": echo.safety_identifier,
-        "prompt_cache_key": echo.prompt_cache_key,
-    }
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as sent; a function also has the keys that clients require."""
-    if tool.get("type") != "function":
-        return tool
-    return {**tool, **{key: tool.get(key) for key in ("description", "parameters", "strict")}}

@@ -16,6 +16,7 @@ from zjournal import ask, errors
 from zjournal.api import said
 from zjournal.api.metrics import Metrics
 from zjournal.api.snapshots import MESSAGES, Snapshots
+from zjournal.api.sse import Cut
 from zjournal.journal import events, retention
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.journal.written import Written
@@ -30,6 +31,8 @@ from zjournal.sessions.served import Served
 
 FLUSH_TOKENS = 64  # promise 3
 FLUSH_S = 0.05
+KEEP_ALIVE_S = 10.0  # silence after which clients are told that their response lives; they give up after 15 s or more
+STOPPED = "The server stopped before this response was finished; ask again."
 OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
@@ -56,6 +59,8 @@ class Running:
         self.whole: list[ask.CallEnded] = []  # the calls in it that are whole
         self.calls = 0  # of them, those whose facts were handed to the journal
         self.started = time.monotonic()
+        self.heard = self.started  # when there was something to tell of it last
+        self.read = 0  # prompt tokens that have KV
         self.first_token: float | None = None
         self.prompt = prompt
         self.cached = 0
@@ -70,9 +75,16 @@ class Running:
     def usage(self) -> ask.Usage:
         return ask.Usage(self.prompt, self.cached, len(self.tail.ids))
 
+    @property
+    def warms(self) -> bool:
+        """Whether it only reads its prompt, for a request to come."""
+        return self.accepted.max_tokens == 0
+
     def hear(self, deltas: list[ask.Delta]) -> None:
         """What it says next."""
         self.deltas += deltas
+        if deltas:
+            self.heard = time.monotonic()
         self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
 
     def call_id(self, index: int) -> str:
@@ -83,11 +95,20 @@ class Running:
 class Runs:
     """Owns the running responses. Listens to the engine (see link.client.Listener)."""
 
-    def __init__(self, journal: Journal, metrics: Metrics, unstored_retention_s: float, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        metrics: Metrics,
+        unstored_retention_s: float,
+        snapshots: Snapshots,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         self._journal = journal
         self._snapshots = snapshots
         self._metrics = metrics
         self._unstored_retention_s = unstored_retention_s
+        self._keep_alive_s = keep_alive_s
+        self._parking = False
         self._running: dict[str, Running] = {}
         self._owed: dict[str, Running] = {}  # ended and told so; the journal does not know their end yet
         self._served: Served | None = None
@@ -96,6 +117,8 @@ class Runs:
         self.ready: wire.Ready | None = None  # what it said, once its start is durable
         self.progress = 0.0
         self.broken: wire.Broken | None = None
+        # Hears of tokens that were read or written, by tenant.
+        self.spent: Callable[[str, int], None] = lambda tenant, tokens: None
         self.broke = asyncio.Event()
         self.up = asyncio.Event()  # set when an engine first became ready
         self.idle = asyncio.Event()
@@ -110,6 +133,10 @@ class Runs:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def count(self, tenant: str) -> int:
+        """How many of them are a tenant's."""
+        return sum(running.accepted.tenant == tenant for running in self._running.values())
 
     def __contains__(self, response: str) -> bool:
         return response in self._running
@@ -133,12 +160,50 @@ class Runs:
         running = Running(accepted, prompt, self._served.model.reader(terms), secret, check)
         self._running[accepted.response] = running
         self._metrics.running(len(self._running))
+        self.spent(accepted.tenant, prompt)
         self.idle.clear()
         if self.ready is None or self._engine is None:  # it died while the request was being written down
             self._fail(running, "engine_error", "The engine stopped before the request began.")
         else:
             self._engine.generate(ask)
         return running.tail
+
+    def keep_alive(self, now: float) -> None:
+        """Tells the clients of responses that have been silent for `keep_alive_s` that these live. Call it often.
+
+        `now` is on the clock of time.monotonic. What is told is a fact first, at a fixed place in the answer.
+        """
+        for running in list(self._running.values()):
+            if now - running.heard >= self._keep_alive_s and not running.ending:
+                running.heard = now
+                self._waited(running)
+
+    def _waited(self, running: Running) -> None:
+        tail = running.tail
+        waiting = ask.Waiting(len(tail.ids), running.read, running.prompt, queued=tail.progress is None)
+        tail.waits.append(waiting)
+        told = len(tail.waits)
+
+        def durable() -> None:
+            tail.waited = max(tail.waited, told)
+            tail.wake()
+
+        self._record(running, [said.waited(running.accepted, waiting)], durable)
+
+    def reader_cut(self, tenant: str, response: str, cut: Cut) -> None:
+        """Writes down that a client of the response did not read and was cut."""
+        log.warning(
+            "%s: its client read nothing for %.0f s and was cut, %d bytes behind", *(response, cut.silent_s, cut.unread)
+        )
+        self._metrics.reader_cut()
+        event = events.ReaderCut(
+            tenant=tenant, response=response, unread=cut.unread, silent_us=round(cut.silent_s * 1_000_000)
+        )
+        running = self._running.get(response)
+        if running is not None and not running.ending:
+            self._record(running, [events.Fact(event)], lambda: None)
+        else:
+            self._when_durable([events.Fact(event)], lambda: None, lambda fault: None)
 
     def cancel(self, response: str) -> None:
         """Gives up a response; what is not running is ignored."""
@@ -150,15 +215,20 @@ class Runs:
         if self._engine is not None and responses:
             self._engine.forget(responses)
 
-    def cancel_all(self) -> None:
-        """Gives up whatever still runs."""
-        for response in list(self._running):
-            self.cancel(response)
+    def park(self) -> None:
+        """Ends whatever still runs, for the server stops. What is computed is kept for who asks again.
+
+        It ends as failed: that is what clients try again.
+        """
+        self._parking = True
+        for response, running in list(self._running.items()):
+            if self._engine is not None and not running.ending:
+                self._engine.cancel(response, keep=True)
 
     def give_up(self) -> None:
         """Ends whatever still runs without waiting for the engine, which did not answer."""
         for running in list(self._running.values()):
-            self._fail(running, errors.Unavailable.code, "The server stopped before this response was finished.")
+            self._fail(running, errors.Unavailable.code, STOPPED)
 
     # --- what the engine says ---------------------------------------------------------------------------
 
@@ -249,6 +319,10 @@ class Runs:
                 self._cache_changed(message)
             case wire.Gauges():
                 self._metrics.gauges(message)
+            case wire.Reading(prompts=prompts):
+                for request, done in prompts:
+                    if (read := self._running.get(request)) is not None:
+                        read.read = max(read.read, done)  # it falls back where its memory was needed
             case (
                 wire.Matched()
                 | wire.Restored()
@@ -284,6 +358,8 @@ class Runs:
                 self._tokens(running, message)
             case wire.Looped():
                 self._looped(running, message)
+            case wire.Finished(reason="cancelled") if self._parking:
+                self._fail(running, errors.Unavailable.code, STOPPED)
             case wire.Finished():
                 self._finish(running, message)
             case wire.Failed():
@@ -299,8 +375,9 @@ class Runs:
         self._when_durable([events.Fact(event)], lambda: engine.committed(message.fact), lambda fault: None)
 
     def _matched(self, running: Running, message: wire.Matched) -> None:
-        running.cached = message.cached
+        running.cached = running.read = message.cached
         running.tail.progress = ask.Progress(message.cached, message.prompt)
+        running.tail.admitted = len(running.tail.waits)
         running.matched = said.matched(running.accepted.tenant, message)
 
         def durable() -> None:
@@ -312,9 +389,12 @@ class Runs:
 
     def _tokens(self, running: Running, message: wire.Tokens) -> None:
         tail = running.tail
+        if running.warms:
+            return  # the engine has to sample one, to come to an end
         assert message.position == len(tail.ids), (message.position, len(tail.ids))
         if running.first_token is None:
             running.first_token = time.monotonic()
+            running.read = running.prompt
             self._metrics.ttft(running.first_token - running.started)
         ids = wire.unpack_ids(message.ids)
         tail.ids.extend(ids)
@@ -377,21 +457,22 @@ class Runs:
 
     def _finish(self, running: Running, message: wire.Finished) -> None:
         accepted = running.accepted
-        assert message.output == len(running.tail.ids), (message.output, len(running.tail.ids))
+        assert message.output == len(running.tail.ids) or running.warms, (message.output, len(running.tail.ids))
+        reason = "stop" if running.warms and message.reason == "length" else message.reason
         running.hear(running.reader.end())
-        answer = items_of(running.deltas, running.call_id)
+        answer = () if running.warms else items_of(running.deltas, running.call_id)
         finished = events.ResponseFinished(
             tenant=accepted.tenant,
             response=accepted.response,
-            reason=message.reason,
-            output=message.output,
+            reason=reason,
+            output=len(running.tail.ids),
             # A turn of a replay has no history before it: nothing shall be taken for a continuation of it.
             history=identity.history(accepted.history, answer) if accepted.history else b"",
             queue_us=message.queue_us,
             prefill_us=message.prefill_us,
             decode_us=message.decode_us,
         )
-        end = ask.Ended(message.reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
+        end = ask.Ended(reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
         wrong = running.check.answer(running.deltas) if running.check is not None else ""
         self._end(running, finished, end, wrong.encode("utf-8", "backslashreplace"))
 
@@ -421,6 +502,7 @@ class Runs:
         self._running.pop(running.accepted.response, None)
         self._metrics.running(len(self._running))
         self._metrics.ended(end)
+        self.spent(running.accepted.tenant, end.usage.output)
         running.tail.wake()
         if not self._running:
             self.idle.set()

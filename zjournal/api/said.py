@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zjournal import ask
 from zjournal.journal import events
 from zjournal.link import wire
 from zjournal.sessions.follow import Tail
@@ -57,6 +58,19 @@ def of_disk(tenant: str, message: wire.Restored | wire.NearMiss) -> events.AnyEv
         read_us=message.read_us,
         estimate_us=message.estimate_us,
         recompute_us=message.recompute_us,
+    )
+
+
+def waited(accepted: events.RequestAccepted, waiting: ask.Waiting) -> events.Fact:
+    """Its clients hear that it lives."""
+    return events.Fact(
+        events.ResponseWaited(
+            tenant=accepted.tenant,
+            response=accepted.response,
+            position=waiting.position,
+            done=waiting.done,
+            queued=waiting.queued,
+        )
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from litestar.types import Receive, Scope, Send
 
@@ -20,6 +20,16 @@ HEADERS = [
 ]
 
 T = TypeVar("T")
+
+
+CONNECTION = "zj_connection"  # key of the ASGI scope: what may have a `cut`
+
+
+class Cut(NamedTuple):
+    """A client was cut because it did not read."""
+
+    unread: int  # bytes that were made and not taken
+    silent_s: float  # since the last byte that it took
 
 
 class ClientGone(Exception):
@@ -58,11 +68,21 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream:
-    """An ASGI answer of `frames`. Calls `abandon` once if it ends before the frames do, whatever the cause."""
+    """An ASGI answer of `frames`. Calls `abandon` once if it ends before the frames do, whatever the cause.
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], abandon: Callable[[], None]) -> None:
+    A client that lags behind gets its frames later; nobody but this stream waits for it. `cut` hears before `abandon`
+    of one that did not read at all.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        abandon: Callable[[], None],
+        cut: Callable[[Cut], None] | None = None,
+    ) -> None:
         self._frames = frames
         self._abandon = abandon
+        self._cut = cut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         whole = False
@@ -73,7 +93,10 @@ class EventStream:
         except ClientGone:
             pass
         finally:
-            if not whole:
+            cut = getattr(scope.get(CONNECTION), "cut", None)
+            if cut is not None and self._cut is not None:
+                self._cut(cut)
+            if not whole or cut is not None:  # what is sent to nobody is sent at once
                 self._abandon()
 
     async def _pump(self, send: Send) -> None:

@@ -9,30 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
 from zjournal import ask, errors
+from zjournal.api import compaction, limits
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
+from zjournal.api.sse import Cut
+from zjournal.api.threads import Threads
 from zjournal.checkpoint.tokenizer import Tokenizer
-from zjournal.config import ApiKeys
-from zjournal.dialects import choose
+from zjournal.dialects import choose, reminders
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.journal import events, projections, retention
 from zjournal.journal.log import SERVER_TENANT, Journal, Subscriber
 from zjournal.journal.transaction import ParentErased
 from zjournal.journal.written import Written
+from zjournal.keys import ApiKeys, Limits
 from zjournal.link import wire
 from zjournal.sessions import chain, fences, identity, sampling
+from zjournal.sessions.conversations import Conversations
+from zjournal.sessions.diff import Rendered
 from zjournal.sessions.fences import Check, Fenced
 from zjournal.sessions.follow import Tail, follow, recorded_tail, without_end
+from zjournal.sessions.items import orphaned
 from zjournal.sessions.makers import Makers
+from zjournal.sessions.prompts import Prompts
 from zjournal.sessions.reading import Decoders, Model, Models, Terms, begun
 from zjournal.sessions.record import pack
 from zjournal.sessions.records import Records
@@ -41,12 +50,14 @@ from zjournal.sessions.vocabulary import Vocabulary
 
 QUEUE_ASKS_MAX = 256  # accepted and not ended
 PLACING_TRIES_MAX = 3
+COUNTED_CONTEXTS_MAX = 8  # a prompt that is to be counted may have so many times the tokens that fit
 OPENED_MAX = 4096  # sessions opened lately that are remembered
 BEGUN_TOKENS_MAX = 64  # of a prompt's end that are looked at for what it has said of the answer
 FORGET_TEXTS_S = 10.0  # at least between two times that the tokenizer forgets, for it must read all that goes on anew
 ACCEPTING_S = 0.01  # how often the drain looks at requests that are being accepted
 SEED_BITS = 63
 LOCAL = "local"
+_TYPE = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _GONE = (events.ResponseDeleted, events.PayloadErased, events.SessionDeleted)
 
 log = logging.getLogger("zjournal.api")
@@ -89,10 +100,12 @@ class Desk:
         queue_max: int = QUEUE_ASKS_MAX,
         guard: tuple[int, ...] = (),
         reasoning_replay: str = "auto",
+        attribution: bool = False,
     ) -> None:
         """Without `keys` everyone is the tenant `local`; else a tenant belongs to a key's name, so keys can rotate.
 
         `decoders` read the items of recorded bodies, by protocol. `guard`: limits as in loops.LIMITS; empty: it is off.
+        `attribution`: an attribution line at the head of a system prompt is a part of the prompt.
         """
         self.metrics = metrics
         self._journal = journal
@@ -100,14 +113,26 @@ class Desk:
         self._keys = keys
         names = keys.names if keys is not None else (LOCAL,)
         self._tenants = {name: journal.tenant(name).id for name in names}
+        now = time.monotonic()
+        self._allowances = {
+            self._tenants[name]: limits.Allowance(allowed, now)
+            for name in names
+            if keys is not None and (allowed := keys.limits(name)) != Limits()
+        }
+        self._accepting: Counter[str] = Counter()  # by tenant
+        runs.spent = self._spend
         self._decoders = decoders
         self._queue_max = queue_max
         self._guard = guard
         self._reasoning_replay = reasoning_replay
+        self.attribution = attribution
         self._served: Served | None = None
         self._models: Models | None = None
         self._chains: chain.Chains | None = None
         self._makers = Makers(journal)
+        self.threads = Threads(journal, self._makers)
+        self.conversations = Conversations(journal)
+        self.conversing: set[str] = set()  # conversations that something is being added to
         self._vocabulary = b""  # digest of today's
         self._words: Vocabulary | None = None  # today's
         # Sessions opened lately and what writes that down, by the client's name for them.
@@ -204,6 +229,27 @@ class Desk:
             raise errors.Unauthorized("The API key is not known.")
         return self._tenants[name]
 
+    def allowed(self, tenant: str) -> list[limits.Told]:
+        """What the limits of this tenant's keys leave; empty where there are none."""
+        allowance = self._allowances.get(tenant)
+        return [] if allowance is None else allowance.told(time.monotonic())
+
+    def _admit(self, tenant: str) -> None:
+        """Raises RateLimited where the limits of this tenant's keys leave no request."""
+        allowance = self._allowances.get(tenant)
+        if allowance is None:
+            return
+        try:
+            allowance.enter(self._runs.count(tenant) + self._accepting[tenant], time.monotonic())
+        except errors.RateLimited as fault:
+            self.metrics.limited(fault.limit)
+            raise
+
+    def _spend(self, tenant: str, tokens: int) -> None:
+        allowance = self._allowances.get(tenant)
+        if allowance is not None:
+            allowance.spend(tokens, time.monotonic())
+
     def models(self) -> list[ModelCard]:
         """The one model that is served; empty while it loads."""
         if self._served is None:
@@ -228,16 +274,14 @@ class Desk:
         `encoder` is the version of the protocol's encoder that will tell the response.
         """
         served, ready = self._check_ready()
-        if not served.accepts(request.model):
-            names = ", ".join((served.id, *served.aliases))
-            raise errors.ModelNotFound(
-                f"The model '{request.model}' does not exist here; what is served goes by {names}.", param="model"
-            )
-        _check_bias(request, served.tokenizer.vocab_size)
+        self._check_model(request, served)
+        self._check_sealed(request, tenant)
         if len(self._runs) + self._submitting >= self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._journal.check_room()
+        self._admit(tenant)
         self._submitting += 1
+        self._accepting[tenant] += 1
         try:
             for _ in range(PLACING_TRIES_MAX):
                 try:
@@ -247,6 +291,47 @@ class Desk:
             raise errors.Unavailable("The conversation is being deleted while it is continued.")
         finally:
             self._submitting -= 1
+            self._accepting[tenant] -= 1
+
+    async def count(self, request: ask.Ask, tenant: str) -> int:
+        """The tokens that the prompt of this request would have, were it submitted now. Nothing is written down.
+
+        Raises a Fault as `submit`, but for a prompt that is too long only where it is out of all proportion.
+        """
+        served, ready = self._check_ready()
+        self._check_model(request, served)
+        self._check_sealed(request, tenant)
+        limit = COUNTED_CONTEXTS_MAX * min(ready.context, ready.kv_tokens)
+        for _ in range(PLACING_TRIES_MAX):
+            try:
+                loop = asyncio.get_running_loop()
+                _, prompt = await loop.run_in_executor(self._renderer, self._prompt, request, tenant, served, limit)
+                return len(prompt.ids)
+            except ParentErased:
+                continue
+        raise errors.Unavailable("The conversation is being deleted while it is counted.")
+
+    async def compared(self, previous: str, turn: Turn) -> tuple[Rendered, Rendered] | None:
+        """The prompts of an earlier turn and of this one, as the journal has them; None if it is not this tenant's."""
+        return await asyncio.to_thread(self._compared, previous, turn)
+
+    async def same_model(self, previous: str, response: str) -> bool:
+        """Whether two turns that are there were made by the same model, so that one can reuse the KV of the other."""
+        rows = await asyncio.to_thread(lambda: [self._journal.turn(name) for name in (previous, response)])
+        records = Records(self._journal, self._makers)
+        return len({records.accepted(row).namespace for row in rows if row is not None}) <= 1
+
+    def _compared(self, previous: str, turn: Turn) -> tuple[Rendered, Rendered] | None:
+        row, now = self._journal.turn(previous), self._journal.turn(turn.response)
+        if row is None or now is None or not chain.visible(row, turn.tenant):
+            return None
+        prompts = Prompts(self._journal)
+        try:
+            return prompts.of(row), prompts.of(now)
+        except (errors.NotFound, errors.JournalFault):
+            if any(found is None or found.erased for found in map(self._journal.turn, (previous, turn.response))):
+                return None
+            raise
 
     async def follow(self, turn: Turn) -> AsyncIterator[ask.Step]:
         """The steps of a response from its beginning; waits for those of a running one."""
@@ -274,13 +359,43 @@ class Desk:
         """A stored response of this tenant. Raises NotFound for any other."""
         row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant)
         tail = self._runs.tail(response)
-        maker = None if tail is not None else await asyncio.to_thread(self._makers.of, row)
-        reads = None
-        if tail is None and self._models is not None:
-            reads = await asyncio.to_thread(self._models.of, row, accepted)
+        if tail is None:
+            return await asyncio.to_thread(self._recorded, row, accepted, raw)
+        model = self._served.id if self._served is not None else row.model
+        terms = Terms.recorded(accepted, lambda: raw, self._decoders)
+        return Turn(response, row.created, model, raw, True, tenant, tail, terms, None, accepted.item_secret)
+
+    def _recorded(self, row: projections.Turn, accepted: events.RequestAccepted, raw: bytes) -> Turn:
+        """A turn that has ended."""
+        maker = self._makers.of(row)
+        reads = self._models.of(row, accepted) if self._models is not None else None
         model = maker.model if maker is not None else self._served.id if self._served is not None else row.model
         terms = Terms.recorded(accepted, lambda: raw, self._decoders)
-        return Turn(response, row.created, model, raw, True, tenant, tail, terms, reads, accepted.item_secret)
+        return Turn(
+            row.response, row.created, model, raw, row.stored, row.tenant, None, terms, reads, accepted.item_secret
+        )
+
+    async def ancestry(self, turn: Turn) -> list[Turn]:
+        """The turns whose items are in this one's prompt by `previous_response_id`, oldest first, itself the last.
+
+        One that was deleted is among them as long as its content is kept for this one.
+        """
+        return [*await asyncio.to_thread(self._ancestry, turn), turn]
+
+    def _ancestry(self, turn: Turn) -> list[Turn]:
+        records = Records(self._journal, self._makers)
+        found: list[Turn] = []
+        row = self._journal.turn(turn.response)
+        while row is not None and (previous := records.accepted(row).previous) and len(found) < chain.CHAIN_TURNS_MAX:
+            row = self._journal.turn(previous)
+            if row is None or row.erased:
+                break
+            found.append(self._recorded(row, records.accepted(row), records.body(row)))
+        return found[::-1]
+
+    def seal(self, turn: Turn, summary: str) -> str:
+        """A summary of a conversation as its client keeps it."""
+        return compaction.seal(summary, self._journal.secret, turn.tenant)
 
     def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
         """The row, the acceptance and the request body of a turn that this tenant may see. Raises NotFound."""
@@ -309,6 +424,10 @@ class Desk:
         """The client is gone: the engine stops working for it."""
         self._runs.cancel(turn.response)
 
+    def cut(self, turn: Turn, cut: Cut) -> None:
+        """The client did not read and was cut; that becomes a fact."""
+        self._runs.reader_cut(turn.tenant, turn.response, cut)
+
     # --- accepting --------------------------------------------------------------------------------------
 
     def _check_ready(self) -> tuple[Served, wire.Ready]:
@@ -323,6 +442,20 @@ class Desk:
             "failed": f"The engine could not start: {broken.message if broken else ''}",
         }[status]
         raise errors.Unavailable(reason)
+
+    def _check_model(self, request: ask.Ask, served: Served) -> None:
+        """Raises ModelNotFound, or BadRequest for a token that the model does not have."""
+        if not served.accepts(request.model):
+            names = ", ".join((served.id, *served.aliases))
+            raise errors.ModelNotFound(
+                f"The model '{request.model}' does not exist here; what is served goes by {names}.", param="model"
+            )
+        _check_bias(request, served.tokenizer.vocab_size)
+
+    def _check_sealed(self, request: ask.Ask, tenant: str) -> None:
+        """Raises BadRequest for a text that only we can write, and have not written for this tenant."""
+        for sealed in request.sealed:
+            compaction.genuine(sealed.blob, sealed.path, self._journal.secret, tenant)
 
     async def _accept(
         self, request: ask.Ask, raw: bytes, tenant: str, encoder: int, served: Served, ready: wire.Ready
@@ -343,6 +476,8 @@ class Desk:
             log.warning("%s: %d bytes of its text have no token and were left out", response, prompt.dropped)
         if fenced.warnings:
             log.warning("%s: its fence leaves out %d keywords of its schemas", response, len(fenced.warnings))
+        if request.skipped:
+            log.warning("%s: no model is told of %s; they are left out", response, ", ".join(request.skipped))
         session, opened = self._session(place)
         facts, accepted = self._facts(
             request, record, tenant, encoder, response, place, prompt, fenced, max_tokens, session, ready
@@ -368,10 +503,10 @@ class Desk:
                 background=request.background,
                 namespace=identity.kv_namespace(accepted.namespace, accepted.salt),
                 sampling=sampling.sent(accepted, request.sampling.logit_bias),
-                max_tokens=max_tokens,
+                max_tokens=max(max_tokens, 1),
                 end_tokens=tuple(sorted(served.end_tokens)),
                 stop=tuple(text.encode() for text in request.stop),
-                fence=fenced.fence,
+                fence=None if request.warm else fenced.fence,
                 guard=sampling.guarded(accepted),
             ),
             Check.of(request, fenced),
@@ -382,17 +517,30 @@ class Desk:
         self, request: ask.Ask, raw: bytes, tenant: str, served: Served, limit: int
     ) -> tuple[chain.Place, Prompt, bytes, Fenced]:
         """Where the request stands, its prompt, the record of it and its body, and what its answer may be."""
-        assert self._chains is not None and self._words is not None
+        assert self._words is not None
         served.fences.of(request)  # before the long work, so that a schema that is refused costs little
-        place = self._chains.place(request, tenant)
-        whole = msgspec.structs.replace(request, items=place.items)
-        try:
-            kept = self._reasoning_replay == "all"
-            prompt = assemble(whole, served.template, served.tokenizer, served.dialect, limit, kept)
-        except errors.ContextTooLong as fault:
-            raise errors.ContextTooLong(fault.message, param=_prompt_field(request)) from None
+        place, prompt = self._prompt(request, tenant, served, limit)
         record = pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
         return place, prompt, record, served.fences.of(request, self._begun(served, prompt))
+
+    def _prompt(self, request: ask.Ask, tenant: str, served: Served, limit: int) -> tuple[chain.Place, Prompt]:
+        """Where the request stands, and its prompt; one that is sure to have over `limit` tokens is refused."""
+        assert self._chains is not None
+        place = self._chains.place(request, tenant)
+        _refuse_orphans(place, request)
+        whole = reminders.placed(msgspec.structs.replace(request, items=place.items), served.template)
+        try:
+            return place, self._assembled(whole, served, limit)
+        except errors.ContextTooLong as fault:
+            told = 0
+            if request.protocol == "messages":  # whose clients make a conversation shorter by what is told
+                with suppress(errors.ContextTooLong):
+                    told = len(self._assembled(whole, served, COUNTED_CONTEXTS_MAX * limit).ids)
+            raise errors.ContextTooLong(fault.message, param=_prompt_field(request), prompt=told, limit=limit) from None
+
+    def _assembled(self, whole: ask.Ask, served: Served, limit: int) -> Prompt:
+        kept = self._reasoning_replay == "all"
+        return assemble(whole, served.template, served.tokenizer, served.dialect, limit, kept)
 
     def _session(self, place: chain.Place) -> tuple[str, Written | None]:
         """The id of a request's session, and the append that opens it if the journal did not have it yet."""
@@ -455,6 +603,8 @@ class Desk:
             begun=self._begun(self._served, prompt),
             guard=self._guard,
             fence=fences.digest(fenced.fence, identity.item_secret(self._journal.secret, response)),
+            skipped=tuple(map(_type_told, request.skipped)),
+            ignored=request.ignored,
             loosened=len(fenced.warnings),
             **sampling.recorded(request.sampling, secrets.randbits(SEED_BITS)),
         )
@@ -502,6 +652,27 @@ class Desk:
         self._journal.append([events.Fact(ended)], after=written)
 
 
+def _type_told(kind: str) -> str:
+    """A type as a fact may name it for ever: it is the client's word, so only what looks like a type is kept."""
+    return kind if _TYPE.fullmatch(kind) else "other"
+
+
+def _refuse_orphans(place: chain.Place, request: ask.Ask) -> None:
+    """Raises BadRequest for the result of a call that is nowhere in the conversation, in protocols that say so."""
+    continues = request.previous is not None
+    orphan = orphaned(place.items, place.new if continues else request.items, continues)
+    if orphan is not None and request.protocol == "messages":
+        raise errors.BadRequest(
+            f"Unexpected `tool_use_id` in a `tool_result` block: {orphan.call_id}. There is no `tool_use` block of it.",
+            param=f"{orphan.path}.tool_use_id",
+        )
+    if orphan is not None:
+        raise errors.BadRequest(
+            f"No tool call found for function call output with call_id {orphan.call_id}.",
+            param=f"{orphan.path}.call_id",
+        )
+
+
 def _check_bias(request: ask.Ask, vocab_size: int) -> None:
     """Raises BadRequest for a bias of a token that the model does not have."""
     for token, _ in request.sampling.logit_bias:
@@ -514,7 +685,7 @@ def _check_bias(request: ask.Ask, vocab_size: int) -> None:
 
 def _prompt_field(request: ask.Ask) -> str:
     """Where the prompt stands in the client's body."""
-    return "messages" if request.protocol == "chat" else "input"
+    return "input" if request.protocol == "responses" else "messages"
 
 
 def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
@@ -526,7 +697,11 @@ def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
         raise errors.ContextTooLong(
             f"The prompt has {prompt} tokens; this {place} holds {limit}, the answer included.",
             param=field,
+            prompt=prompt,
+            limit=limit,
         )
+    if request.warm:
+        return 0
     if request.max_tokens is None:
         return limit - prompt
     if prompt + request.max_tokens > limit:
@@ -534,5 +709,8 @@ def _output_limit(request: ask.Ask, prompt: int, ready: wire.Ready) -> int:
             f"The prompt has {prompt} tokens and up to {request.max_tokens} were asked for; "
             f"this {place} holds {limit}.",
             param=field,
+            prompt=prompt,
+            asked=request.max_tokens,
+            limit=limit,
         )
     return request.max_tokens

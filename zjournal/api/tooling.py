@@ -16,6 +16,9 @@ from zjournal import ask
 from zjournal.api.fields import Name, any_decoder, kind_decoder, parse
 from zjournal.errors import BadRequest
 
+JOIN = "__"  # between the name of a namespace and that of its tool, as a model is told them
+PLAIN_NAMESPACE = "functions"  # Codex's name for what is in none
+
 # A custom tool takes one text; models are told of it as a function with this one parameter.
 INPUT = "input"
 _CUSTOM_PARAMETERS = (
@@ -58,6 +61,13 @@ class _NestedCustom(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     name: Name
+    namespace: str | None = None
+
+
+class _Namespace(msgspec.Struct):
+    name: Name
+    tools: list[msgspec.Raw]
+    description: str | None = None
 
 
 class _NestedNames(msgspec.Struct):
@@ -90,6 +100,7 @@ _nested_function = msgspec.json.Decoder(_NestedFunction)
 _custom = msgspec.json.Decoder(_Custom)
 _nested_custom = msgspec.json.Decoder(_NestedCustom)
 _named = msgspec.json.Decoder(_Named)
+_namespace = msgspec.json.Decoder(_Namespace)
 _nested_names = msgspec.json.Decoder(_NestedNames)
 _allowed = msgspec.json.Decoder(_Allowed)
 _nested_allowed = msgspec.json.Decoder(_NestedAllowed)
@@ -97,22 +108,73 @@ _schema = msgspec.json.Decoder(_Schema)
 _nested_schema = msgspec.json.Decoder(_NestedSchema)
 
 
-def tools(raws: Sequence[msgspec.Raw], *, nested: bool) -> tuple[ask.ToolSpec, ...]:
+def tools(raws: Sequence[msgspec.Raw], *, nested: bool, at: str = "tools") -> tuple[ask.ToolSpec, ...]:
     """The functions and custom tools in order; other types are skipped, so that a client may offer what we do not run.
 
-    `nested` says where a tool's fields stand: under its type (Chat) or beside `type` (Responses).
+    `nested` says where a tool's fields stand: under its type (Chat) or beside `type` (Responses, which has namespaces
+    as well). `at`: the path of the list.
     """
-    found = []
+    found: list[ask.ToolSpec] = []
     for index, raw in enumerate(raws):
-        at = f"tools[{index}]"
-        kind = _kind(raw, at)
+        path = f"{at}[{index}]"
+        kind = _kind(raw, path)
         if kind == "function":
-            function = parse(_nested_function, raw, at).function if nested else parse(_function, raw, at)
-            found.append(_function_tool(function, f"{at}.function" if nested else at))
+            function = parse(_nested_function, raw, path).function if nested else parse(_function, raw, path)
+            found.append(_function_tool(function, f"{path}.function" if nested else path))
         elif kind == "custom":
-            custom = parse(_nested_custom, raw, at).custom if nested else parse(_custom, raw, at)
-            found.append(_custom_tool(custom, f"{at}.custom" if nested else at, nested))
+            custom = parse(_nested_custom, raw, path).custom if nested else parse(_custom, raw, path)
+            found.append(_custom_tool(custom, f"{path}.custom" if nested else path, nested))
+        elif kind == "namespace" and not nested:
+            found += _members(parse(_namespace, raw, path), path)
     return tuple(found)
+
+
+def _members(group: _Namespace, at: str) -> list[ask.ToolSpec]:
+    """The tools of a namespace. What it says of itself stands before the description of its first tool."""
+    members: list[ask.ToolSpec] = []
+    for tool in tools(group.tools, nested=False, at=f"{at}.tools"):
+        if tool.namespace:
+            raise BadRequest(f"`{tool.path}` is in a namespace in a namespace.", param=tool.path)
+        about = tool.description
+        if group.description and not members:
+            about = f"{group.description}\n\n{about}" if about else group.description
+        name, kept = joined(group.name, tool.name), "" if group.name == PLAIN_NAMESPACE else group.name
+        members.append(msgspec.structs.replace(tool, name=name, description=about, namespace=kept))
+    return members
+
+
+def joined(namespace: str | None, name: str) -> str:
+    """The one name by which a model is told of a tool in a namespace."""
+    if not namespace or namespace == PLAIN_NAMESPACE:
+        return name
+    return f"{namespace.removesuffix(JOIN)}{JOIN}{name}"
+
+
+def apart(tool: ask.ToolSpec) -> str:
+    """The tool's name in its namespace, as the client knows it."""
+    return tool.name.removeprefix(joined(tool.namespace, "")) if tool.namespace else tool.name
+
+
+def refuse_ambiguous(offered: Sequence[ask.ToolSpec]) -> None:
+    """Raises BadRequest where a tool of a namespace has, to the model, the name of another tool."""
+    seen: dict[str, ask.ToolSpec] = {}
+    for tool in offered:
+        other = seen.setdefault(tool.name, tool)
+        if other.namespace != tool.namespace:
+            at = f"{tool.path}.name"
+            raise BadRequest(f"`{at}` makes the name {tool.name!r}, which `{other.path}` has as well.", param=at)
+
+
+def left_out(raws: Sequence[msgspec.Raw]) -> list[str]:
+    """The types of those tools that no model is told of, each once."""
+    kinds: dict[str, None] = {}
+    for raw in raws:
+        kind = kind_decoder.decode(raw).type or ""
+        if kind == "namespace":
+            kinds |= dict.fromkeys(left_out(_namespace.decode(raw).tools))
+        elif kind not in ("function", "custom"):
+            kinds[kind] = None
+    return list(kinds)
 
 
 def _function_tool(function: _Function, at: str) -> ask.ToolSpec:
@@ -222,6 +284,9 @@ def _of_allowed(raw: msgspec.Raw, offered: Sequence[ask.ToolSpec], nested: bool,
         kind = _kind(tool, where)
         if kind in ("function", "custom"):
             names.append(_offered(tool, where, kind, offered, nested))
+        elif kind == "namespace" and not nested:
+            group = parse(_named, tool, where).name
+            names += [one.name for one in offered if one.namespace == group]
     if names:
         return ask.ToolChoice(allowed.mode, tuple(dict.fromkeys(names)), several)
     if allowed.mode == "required":
@@ -246,9 +311,10 @@ def _offered(raw: msgspec.Raw, at: str, kind: str, offered: Sequence[ask.ToolSpe
             raise BadRequest(f"Missing required field `{at}.{kind}`.", param=f"{at}.{kind}")
     else:
         named, path = parse(_named, raw, at), f"{at}.name"
-    if not any(tool.name == named.name and tool.kind == kind for tool in offered):
+    name = joined(named.namespace, named.name)
+    if not any(tool.name == name and tool.kind == kind for tool in offered):
         raise BadRequest(f"`{path}` is {named.name!r}, and `tools` has no {kind} of this name.", param=path)
-    return str(named.name)
+    return name
 
 
 def text_format(raw: msgspec.Raw, at: str, *, nested: bool) -> ask.Format | None:

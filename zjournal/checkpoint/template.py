@@ -72,7 +72,8 @@ class Answers(msgspec.Struct, frozen=True):
 class Template:
     """A compiled chat template.
 
-    `uses_tools` and `uses_reasoning` say whether it renders tools, and the thoughts of a message, itself.
+    `uses_tools` and `uses_reasoning` say whether it renders tools, and the thoughts of a message, itself;
+    `places_system` whether system messages stand where the conversation has them, or else are refused or moved.
     """
 
     def __init__(self, source: str, specials: Mapping[str, str] | None = None) -> None:
@@ -93,6 +94,7 @@ class Template:
             raise ModelFault(f"the chat template is not valid: {error}") from error
         self.default_system = self._default_system()
         self.answers = self._answers()
+        self.places_system = self._places_system()
 
     @classmethod
     def from_header(cls, header: Header, specials: Mapping[str, str] | None = None) -> Template:
@@ -162,6 +164,17 @@ class Template:
         if fits and without.startswith(before) and without.endswith(after):
             return without[len(before) : len(without) - len(after)]
         return ""
+
+    def _places_system(self) -> bool:
+        """Whether a system message behind the beginning is rendered, and where it stands."""
+        roles = ("system", "user", "system", "assistant", "user", "system", "user")
+        said = [{"role": role, "content": f"\ue000{index}\ue001"} for index, role in enumerate(roles)]
+        try:
+            text = self.render(said)
+        except BadRequest:
+            return False
+        places = [text.find(message["content"]) for message in said]
+        return -1 not in places and places == sorted(places)
 
     def _answers(self) -> Answers:
         """What stands before answers; found by rendering one where it may stand: last, before a user, before a result.

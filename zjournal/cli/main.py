@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from zjournal.cli import config, demo, dialect, journal, models, remove, replay, serve, sessions, snapshots, transfer
+from zjournal.cli import (
+    client,
+    config,
+    demo,
+    dialect,
+    journal,
+    keys,
+    models,
+    remove,
+    replay,
+    serve,
+    sessions,
+    snapshots,
+    transfer,
+)
 from zjournal.errors import Fault
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
@@ -85,6 +99,18 @@ app.add_typer(_journal, name="journal")
 _models = _group("Models on this machine.")
 _models.command("pull")(models.pull)
 app.add_typer(_models, name="models")
+
+_keys = _group("Who may use the server.")
+_keys.command("add")(keys.add)
+_keys.command("list")(keys.show)
+app.add_typer(_keys, name="keys")
+
+_client = _group("What clients need to know to use the server that runs.")
+_client.command("codex")(client.codex)
+_client.command("claude")(client.claude)
+_client.command("opencode")(client.opencode)
+_client.command("openwebui")(client.openwebui)
+app.add_typer(_client, name="client")
 
 _dialect = _group("How models write tools.")
 _dialect.command("check")(dialect.check)

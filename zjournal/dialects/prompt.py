@@ -75,13 +75,16 @@ def assemble(
     stay is written anew from its items.
     A prompt that is sure to have more than `limit` tokens is not encoded, which would take seconds and gigabytes
     for the largest bodies: ContextTooLong. One that turns out to be longer is returned, so its length can be told.
+    A message that the answer goes on with stands behind all else, as the beginning of that answer.
     Raises BadRequest if the template refuses the conversation, a text is not Unicode, the tools are malformed,
     or a client's text holds a control literal where the template leaves no trace of it.
     """
+    request, begun = _begun(request)
     kept = Kept(request, dialect, all_thoughts)
     turns = turns_of(request, template, dialect, kept)
     tools = request.tools if template.uses_tools else ()
-    texts = list(client_texts(turns, tools))
+    said = _said_before(begun, template, dialect)
+    texts = [*client_texts(turns, tools), *((run.text, run.path) for run in said if run.kind == "client")]
     everything = "".join(text for text, _ in texts)
     try:
         everything.encode()
@@ -99,7 +102,40 @@ def assemble(
         path = next((path for text, path in texts if tokenizer.control_pattern.search(text)), "")
         message = "the text would make a control token, for this model's template leaves no trace of it"
         raise BadRequest(message, param=path or None)
-    return _encode(_asked(runs, template), tokenizer, limit, kept.rewritten())
+    return _encode(_asked([*runs, *said], template), tokenizer, limit, kept.rewritten())
+
+
+def _begun(request: ask.Ask) -> tuple[ask.Ask, tuple[ask.Item, ...]]:
+    """The request without the message that the answer goes on with, and that message with its thoughts."""
+    if not request.goes_on:
+        return request, ()
+    at = len(request.items) - 1
+    while at > 0 and isinstance(request.items[at - 1], ask.Thought):
+        at -= 1
+    return msgspec.structs.replace(request, items=request.items[:at]), request.items[at:]
+
+
+def _said_before(begun: Sequence[ask.Item], template: Template, dialect: Dialect) -> list[_Run]:
+    """What stands of an answer before it is asked for. Thoughts that the template has opened by then are closed."""
+    runs: list[_Run] = []
+    reasoning = dialect.reasoning
+    thinks = reasoning is not None and bool(reasoning.begun(template.answers.asked))
+    for item in begun:
+        match item:
+            case ask.Output():
+                runs.append(_Run("output", path=OUTPUT_PATH + item.response, output=item))
+                thinks = False  # it was sampled behind what the template has opened
+            case ask.Thought() if reasoning is not None:
+                written = reasoning.written("")
+                runs += [] if thinks else [_Run("template", written[0].text)]
+                runs += [_Run("client", part.text, part.path) for part in item.parts]
+                runs.append(_Run("template", written[-1].text))
+                thinks = False
+            case ask.Message():
+                if thinks and reasoning is not None:
+                    runs.append(_Run("template", reasoning.written("")[-1].text))
+                runs += [_Run("client", part.text, part.path) for part in item.parts]
+    return [run for run in runs if run.text or run.output is not None]
 
 
 def _is_unicode(text: str) -> bool:

@@ -155,10 +155,13 @@ class Scheduler:
         self._rooms[one.background].push(one)
         return []
 
-    def cancel(self, request: str, now_us: int) -> list[wire.FromEngine]:
-        """Ends a request in whatever phase it is; nothing happens if it has ended already."""
+    def cancel(self, request: str, now_us: int, keep: bool = False) -> list[wire.FromEngine]:
+        """Ends a request in whatever phase it is; nothing happens if it has ended already. `keep`: see wire.Cancel."""
         one = self._waiting.get(request) or self._running.get(request)
-        return self._end(one, "cancelled", now_us) if one is not None else []
+        if one is None:
+            return []
+        kept = keep and one.ticket is not None and one.restore is None and one.computed > 0
+        return self._end(one, "cancelled", now_us, kept=kept)
 
     def forget(self, requests: collections.abc.Collection[str]) -> list[wire.FromEngine]:
         """Gives up what is kept of requests that have ended, as far as no other one needs it."""
@@ -408,9 +411,9 @@ class Scheduler:
 
     # --- ends --------------------------------------------------------------------------------------------
 
-    def _end(self, one: Sequence, reason: str, now_us: int) -> list[wire.FromEngine]:
-        """What was computed stays. Only a turn that a client can build upon becomes a terminal state."""
-        self._leave(one, terminal=reason != "cancelled")
+    def _end(self, one: Sequence, reason: str, now_us: int, *, kept: bool = False) -> list[wire.FromEngine]:
+        """What was computed stays. Only a turn that a client can build upon, or asks again, becomes a terminal state."""
+        self._leave(one, terminal=kept or reason != "cancelled")
         return [*self._residency.take_changes(), one.finished(reason, now_us)]
 
     def _fail(self, one: Sequence, fault: Fault) -> list[wire.FromEngine]:
@@ -451,6 +454,10 @@ class Scheduler:
             accepted=self._counts.accepted,
             **(self.snapshots.gauges() if self.snapshots is not None else {}),
         )
+
+    def reading(self) -> tuple[tuple[str, int], ...]:
+        """The requests whose prompts are being read, each with the number of tokens that have KV."""
+        return tuple((one.request, one.computed) for one in self._running.values() if one.computed < one.prompt)
 
     def audit(self) -> Iterator[None]:
         """Asserts every invariant of requests, graph and pool; pauses now and then, in which nothing may change."""

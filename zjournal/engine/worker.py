@@ -196,7 +196,7 @@ class Worker:
                 steer = self._fences.open(message) if self._fences is not None else None
                 self._send(self._scheduler.submit(message, now_us, steer))
             case wire.Cancel():
-                self._send(self._scheduler.cancel(message.request, now_us))
+                self._send(self._scheduler.cancel(message.request, now_us, message.keep))
             case wire.Forget():
                 self._send(self._scheduler.forget(message.requests))
             case wire.Committed() if message.fact in self._unacknowledged:
@@ -258,7 +258,8 @@ class Worker:
             gauges = self._scheduler.gauges()
             if self._fences is not None:
                 gauges = msgspec.structs.replace(gauges, **self._fences.gauges())
-            self._link.send([gauges])
+            reading = self._scheduler.reading()
+            self._link.send([gauges, *([wire.Reading(reading)] if reading else [])])
             # Every kept block is an object, and looking through them all takes 150 ms at 10,000 states: the collector
             # looks at what is new, and what it leaves it never looks at again.
             gc.collect()

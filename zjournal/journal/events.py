@@ -269,6 +269,8 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     salt: str = ""  # HMAC of the client's `cache_salt`, which narrows the namespace; empty if there was none
     guard: tuple[int, ...] = ()  # limits of the guard, in the order of loops.LIMITS; empty: it was off
     fence: bytes = b""  # of what the answer may be, as derived from the body: digest by the turn's secret; empty: free
+    skipped: tuple[str, ...] = ()  # types of tools and items that no model can be told of, and so are not in the prompt
+    ignored: tuple[str, ...] = ()  # rules by which a part of the body is not in the prompt, by name
     loosened: int = 0  # keywords of the client's schemas that the fence leaves out: results are checked afterwards
     item_secret: bytes = b""  # of an imported turn: ids of its output items are derived from it, as in its own journal
 
@@ -539,6 +541,33 @@ class LoopMet(Event, frozen=True, kw_only=True, tag="loop_met.1"):
     times: int  # that it had come
 
 
+class ResponseWaited(Event, frozen=True, kw_only=True, tag="response_waited.1"):
+    """There was nothing to tell of a response for a while, and its clients hear that it lives.
+
+    By: API process.
+    When: while it runs, each time that it has been silent for 10 s.
+    Promise: durable before anyone is told, and told again at the same place whenever the answer is told again.
+    """
+
+    response: str
+    position: int  # output tokens that stand before it, whenever they are written
+    done: int  # prompt tokens that have KV
+    queued: bool = False  # it waits for the engine
+
+
+class ReaderCut(Event, frozen=True, kw_only=True, tag="reader_cut.1"):
+    """The connection of a client that did not read was closed. What it was told may be less than what is written here.
+
+    By: API process.
+    When: nothing has left for it for the time that the setting `reader_timeout` gives.
+    Promise: nobody waited for it. A response that was running is given up, as one whose client left.
+    """
+
+    response: str
+    unread: int  # bytes that were made and not taken
+    silent_us: int  # since the last byte that it took
+
+
 class ResponseFinished(Event, frozen=True, kw_only=True, tag="response_finished.1"):
     """The response ended as it should: complete, cut by a limit (incomplete), or given up by its client (cancelled).
 
@@ -579,6 +608,27 @@ class ResponseDeleted(Event, frozen=True, kw_only=True, tag="response_deleted.1"
     """
 
     response: str
+
+
+class ConversationChanged(Event, frozen=True, kw_only=True, tag="conversation_changed.1", omit_defaults=True):
+    """Something was done to a conversation: a list of items that a client keeps here under a name.
+
+    By: the routes of conversations, and submit's caller for a response that is made in one.
+    When: before the client is told; for a response once it is accepted.
+    Promise: the first of a conversation is its creation. One that is deleted has no payload any more.
+    Payload: what the client put in, as JSON: `metadata`, `items`, or the id of the `item` that it removed.
+    """
+
+    conversation: str
+    change: str  # created, updated, added, removed, answered, deleted
+    at: int  # Unix seconds, as told to the client
+    answered: str = ""  # the response that was made in it
+    own: int = 0  # so many of the last items of that response's input are new in the conversation
+
+    @property
+    def response(self) -> str:
+        """By what `payload_erased` names it."""
+        return self.conversation
 
 
 class PayloadErased(Event, frozen=True, kw_only=True, tag="payload_erased.1"):
@@ -628,9 +678,12 @@ AnyEvent = (
     | TokensSampled
     | ToolCalled
     | LoopMet
+    | ResponseWaited
+    | ReaderCut
     | ResponseFinished
     | ResponseFailed
     | ResponseDeleted
+    | ConversationChanged
     | PayloadErased
 )
 

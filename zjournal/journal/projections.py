@@ -30,6 +30,7 @@ from zjournal.journal.events import (
     CacheRestored,
     CacheResumed,
     CacheStopped,
+    ConversationChanged,
     EngineCrashed,
     EngineImported,
     EngineStarted,
@@ -37,12 +38,14 @@ from zjournal.journal.events import (
     LoopMet,
     PayloadErased,
     PromptRendered,
+    ReaderCut,
     Recorded,
     ReplayCompared,
     RequestAccepted,
     ResponseDeleted,
     ResponseFailed,
     ResponseFinished,
+    ResponseWaited,
     ServerCrashed,
     ServerStarted,
     ServerStopped,
@@ -262,6 +265,10 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
             pass  # what they brought tells itself
         case EngineStarted() | EngineStopped() | EngineCrashed() | ToolCalled() | ToolResultSeen() | LoopMet():
             pass
+        case ResponseWaited() | ReaderCut():
+            pass  # they say nothing of the answer
+        case ConversationChanged():
+            pass  # whoever reads one reads its facts
         case _:
             assert_never(event)
 

@@ -29,6 +29,7 @@ from zjournal.journal.events import (
     ServerStopped,
 )
 from zjournal.journal.projections import (
+    BY_PARENT,
     BY_RESPONSE,
     BY_SESSION,
     DELETED,
@@ -299,6 +300,10 @@ class Reader:
     def turn_beginning(self, beginning: str) -> Turn | None:
         """The turn whose response id begins with these 25 characters, as in the index of responses."""
         return self._one_turn("substr(response, 1, 25) = ?", beginning)
+
+    def children(self, response: str) -> list[Turn]:
+        """The turns whose parent this one is, oldest first."""
+        return self._turns(f"{BY_PARENT} ORDER BY accepted_seq", response, response)
 
     def turns(self, session: str) -> list[Turn]:
         """All turns of a session, oldest first."""

@@ -103,10 +103,13 @@ class EngineClient:
         self._running[message.request] = None
         self._send(message)
 
-    def cancel(self, request: str) -> None:
-        """Gives up a request; the engine answers with Finished. Unknown and ended requests are ignored."""
+    def cancel(self, request: str, keep: bool = False) -> None:
+        """Gives up a request; the engine answers with Finished. Unknown and ended requests are ignored.
+
+        `keep`: what it has computed is written to disk.
+        """
         if request in self._running:
-            self._send(wire.Cancel(request))
+            self._send(wire.Cancel(request, keep))
 
     def committed(self, fact: int) -> None:
         """Tells the engine that its cache fact is durable. A fact of an engine that died meanwhile is dropped."""

@@ -125,9 +125,13 @@ class Generate(msgspec.Struct, frozen=True, tag_field="t", tag="generate", kw_on
 
 
 class Cancel(msgspec.Struct, frozen=True, tag_field="t", tag="cancel"):
-    """The client is gone. Answered by Finished(reason="cancelled"), unless the request has ended already."""
+    """The client is gone. Answered by Finished(reason="cancelled"), unless the request has ended already.
+
+    `keep`: it will be asked again, so what it has computed is written to disk like that of one that ended well.
+    """
 
     request: str
+    keep: bool = False
 
 
 class Committed(msgspec.Struct, frozen=True, tag_field="t", tag="committed"):
@@ -475,6 +479,12 @@ class Gauges(msgspec.Struct, frozen=True, tag_field="t", tag="gauges", kw_only=T
     backups_lost: int = 0  # states given up before all of them was on disk, since the start
 
 
+class Reading(msgspec.Struct, frozen=True, tag_field="t", tag="reading"):
+    """How far the prompts are that are being read, at most twice a second: request, and tokens that have KV."""
+
+    prompts: tuple[tuple[str, int], ...]
+
+
 ToEngine = Start | Generate | Cancel | Committed | Refused | Known | Foreign | Pin | Purge | Forget | Stop
 FromEngine = (
     Loading
@@ -495,6 +505,7 @@ FromEngine = (
     | Finished
     | Failed
     | Gauges
+    | Reading
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,7 +20,7 @@ from zjournal.journal.reader import Reader
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import identity
-from zjournal.sessions.items import Unit, change, digests, items_of, thoughts_of, units
+from zjournal.sessions.items import Unit, change, digests, items_of, thoughts_of, units, unrepeated
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.memory import Memory
 from zjournal.sessions.reading import Answers, Decoders, Model, Models
@@ -123,6 +123,7 @@ class _Stops(msgspec.Struct):
     """The stop strings in a recorded body, whatever else is in it."""
 
     stop: str | list[str] | None = None
+    stop_sequences: list[str] | None = None  # as Messages has them
 
 
 _decode_stops = msgspec.json.Decoder(_Stops).decode
@@ -165,8 +166,7 @@ class Chains:
         parent: Turn | None
         alike: Turn | None = None
         if request.previous is not None:
-            items, replayed, parent = self._continued(request, request.previous, start, tenant)
-            new = request.items
+            items, new, replayed, parent = self._continued(request, request.previous, start, tenant)
             history = digests(units(new), parent.history)[-1] if parent.history else digests(units(items), start)[-1]
         else:
             resent = self._recognise(request.items, start, tenant)
@@ -213,8 +213,8 @@ class Chains:
 
     def _continued(
         self, request: ask.Ask, previous: str, start: bytes, tenant: str
-    ) -> tuple[tuple[ask.Item, ...], Replayed, Turn]:
-        """The items of a request that continues a response by its id, and that response's turn."""
+    ) -> tuple[tuple[ask.Item, ...], tuple[ask.Item, ...], Replayed, Turn]:
+        """All items of a request that continues a response by its id, its new ones, and that response's turn."""
         turns = self._ancestors(previous, tenant)
         first = self._items_of(turns[0])  # they may be resent history, which is replayed as it was then
         parent = self._journal.turn(turns[0].parent) if turns[0].parent else None
@@ -223,8 +223,9 @@ class Chains:
         first, replayed = self._spliced(first, found, ours, len(found))
         earlier = [*first, *self._turn(turns[0]).output]
         for turn in turns[1:]:
-            earlier += self._items_of(turn) + self._turn(turn).output
-        return (*earlier, *request.items), replayed, turns[-1]  # as found: if it goes meanwhile, the commit says so
+            earlier += unrepeated(earlier, self._items_of(turn)) + self._turn(turn).output
+        new = unrepeated(earlier, request.items)
+        return (*earlier, *new), new, replayed, turns[-1]  # as found: if it goes meanwhile, the commit says so
 
     def _ancestors(self, response: str, tenant: str) -> list[Turn]:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
@@ -281,6 +282,8 @@ class Chains:
             raise errors.JournalFault(
                 f"{self._journal.path}: nothing says what the tokens of {turn.response} stand for"
             )
+        if answer.accepted.max_tokens == 0:  # its prompt was read for this very request: it has said nothing
+            return _Known(answer.accepted.previous, ())
         path = f"response[{turn.response}]"
         seen = items_of(answer.deltas, self._call_ids(turn, answer.accepted.item_secret), path)
         thoughts = thoughts_of(answer.deltas)
@@ -395,5 +398,6 @@ def visible(turn: Turn, tenant: str) -> bool:
 
 def stop_strings(raw: bytes) -> tuple[str, ...]:
     """The stop strings of a recorded body."""
-    stop = _decode_stops(raw).stop
+    stops = _decode_stops(raw)
+    stop = stops.stop_sequences if stops.stop is None else stops.stop
     return (stop,) if isinstance(stop, str) else tuple(stop or ())

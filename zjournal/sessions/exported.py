@@ -316,6 +316,7 @@ OWN = (
     events.PromptRendered,
     events.CacheMatched,
     events.TokensSampled,
+    events.ResponseWaited,
     events.ResponseFinished,
     events.ResponseFailed,
 )
@@ -416,6 +417,8 @@ def _wrong_course(rest: list[events.AnyEvent], prompt: int, lines: list[Line], l
                 if at != position or not count or not _holds(line.payload, count, logprobs):
                     return "its tokens are not one run"
                 position += count
+            case events.ResponseWaited(done=done) if not 0 <= done <= prompt:
+                return "it waited for more than its prompt"
             case events.ResponseFinished(reason=reason, output=output):
                 if reason not in get_args(ask.EndReason) or output != position:
                     return "its end does not fit its tokens"

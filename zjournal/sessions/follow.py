@@ -22,6 +22,7 @@ from zjournal.journal import events
 from zjournal.link import wire
 
 AHEAD_TOKENS = 64  # promise 3
+PAUSE_TOKENS = 64  # told in one go
 
 
 class Tail:
@@ -33,6 +34,9 @@ class Tail:
         self.logprobs: list[bytes] = []  # of each id, as in wire.Tokens, or empty if they were not asked for
         self.durable = 0  # tokens
         self.calls = 0  # whole calls that are facts
+        self.waits: list[ask.Waiting] = []  # in order
+        self.waited = 0  # of them, those that are durable
+        self.admitted = 0  # of them, those before `progress`
         self.end: ask.Ended | ask.Broke | None = None
         self._changed: asyncio.Future[None] | None = None
 
@@ -95,6 +99,11 @@ class Reader:
         if self._begun:
             held += self._parser.feed(self._begun)  # a stop string stands in it, so it is text
         return self._counted(held + self._parser.end())
+
+    @property
+    def stopped(self) -> str:
+        """The stop string that was met, or ""."""
+        return (self._stops.hit or b"").decode() if self._stops is not None else ""
 
     def _parse(self, seen: bytes) -> list[ask.Delta]:
         """Feeds what stands before any stop string, token by token. A control token waits until it is whole."""
@@ -177,19 +186,30 @@ class _Told:
 async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
     """Yields the response's steps from its beginning, waiting for those to come.
 
-    That a call is whole is told once it is a fact.
+    That a call is whole is told once it is a fact. So is a Waiting: one that never becomes a fact is told to nobody.
     """
-    at = 0
+    at = waits = 0
     told_progress = False
     while True:
-        if tail.progress is not None and not told_progress:
+        if tail.progress is not None and not told_progress and waits >= tail.admitted:
             told_progress = True
             yield tail.progress
+        if waits < len(tail.waits) and tail.waits[waits].position <= at:
+            if waits < tail.waited:
+                yield tail.waits[waits]
+                waits += 1
+            elif tail.end is not None:
+                waits = len(tail.waits)
+            else:
+                await tail.wait()
+            continue
         visible = min(len(tail.ids), tail.durable + AHEAD_TOKENS)
         if at < visible:
             logprobs = tail.logprobs[at] if tail.logprobs else b""
             deltas = reader.feed(tail.ids[at], logprobs)
             at += 1
+            if at % PAUSE_TOKENS == 0:  # what is all there already must not keep the others waiting
+                await asyncio.sleep(0)
             for delta in deltas:
                 if isinstance(delta, ask.CallEnded):
                     while delta.index >= tail.calls and tail.end is None:
@@ -199,7 +219,10 @@ async def follow(tail: Tail, reader: Reader) -> AsyncIterator[ask.Step]:
             for delta in reader.end():
                 yield _settled(delta, tail)
             usage = msgspec.structs.replace(tail.end.usage, reasoning=reader.reasoning)
-            yield msgspec.structs.replace(tail.end, usage=usage)
+            if isinstance(tail.end, ask.Ended):
+                yield msgspec.structs.replace(tail.end, usage=usage, stop=reader.stopped)
+            else:
+                yield msgspec.structs.replace(tail.end, usage=usage)
             return
         else:
             await tail.wait()
@@ -233,6 +256,9 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
             case events.CacheMatched(cached=matched, prompt=rendered):
                 cached = matched
                 tail.progress = ask.Progress(cached=matched, prompt=rendered)
+                tail.admitted = len(tail.waits)
+            case events.ResponseWaited(position=position, done=done, queued=queued):
+                tail.waits.append(ask.Waiting(position, done, prompt, queued))
             case events.TokensSampled():
                 if record.payload is not None:
                     ids, logprobs = wire.unpack_sampled(record.payload, record.event.count)
@@ -248,6 +274,7 @@ def recorded_tail(records: Sequence[events.Recorded]) -> Tail:
             case events.ResponseFailed(code=code, message=message):
                 tail.end = ask.Broke(code, message, ask.Usage(prompt, cached, output))
     tail.durable = len(tail.ids)
+    tail.waited = len(tail.waits)
     return tail
 
 

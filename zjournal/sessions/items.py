@@ -7,6 +7,7 @@ message, unless there are calls and no text, then the calls in their order. Pure
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -108,6 +109,57 @@ def _turn(items: Sequence[ask.Item], start: int, end: int) -> Unit:
         formed = _formed("".join(message.text for message in messages), calls, "")
     thoughts = "".join(item.text for item in run if isinstance(item, ask.Thought))
     return Unit(start, end, formed, thoughts, said=True)
+
+
+def orphaned(items: Sequence[ask.Item], new: Sequence[ask.Item], continues: bool) -> ask.Result | None:
+    """The first result that a request is asked to go on with and whose call is nowhere among its items.
+
+    Those that do not say where they stand do not count. In a history that a client resends whole, one that is not at
+    the end is what a crash has left behind long ago; it does not count either. `continues`: it names a response.
+    """
+    end = list(itertools.takewhile(lambda item: isinstance(item, ask.Result), reversed(new)))
+    results = [item for item in (new if continues else end[::-1]) if isinstance(item, ask.Result) and item.path]
+    if not results:
+        return None
+    made = {call.call_id for call in _all_calls(items)}
+    return next((result for result in results if result.call_id not in made), None)
+
+
+def unrepeated(earlier: Sequence[ask.Item], items: Sequence[ask.Item]) -> tuple[ask.Item, ...]:
+    """The items of a request without those that a client sends although the response that it continues has them.
+
+    Calls are known by their ids, and so are results that say the same; the thoughts and texts of an assistant that come
+    with such calls are left out if they say what was said before.
+    """
+    made = {call.call_id for call in _all_calls(earlier)}
+    if not any(isinstance(item, ask.Call) and item.call_id in made for item in items):
+        return tuple(items)
+    came = {(item.call_id, item.text) for item in earlier if isinstance(item, ask.Result)}
+    whole = [item for out in earlier if isinstance(out, ask.Output) for item in out.items]
+    said = {item.text for item in (*earlier, *whole) if isinstance(item, ask.Message) and item.role == "assistant"}
+    left: list[ask.Item] = []
+    for unit in units(items):
+        again = any(call.call_id in made for call in unit.calls)
+        for item in items[unit.start : unit.end]:
+            match item:
+                case ask.Call(call_id=call_id) if call_id in made:
+                    continue
+                case ask.Result() if (item.call_id, item.text) in came:
+                    continue
+                case ask.Thought() if again:
+                    continue
+                case ask.Message(role="assistant") if again and item.text in said:
+                    continue
+            left.append(item)
+    return tuple(left)
+
+
+def _all_calls(items: Sequence[ask.Item]) -> Iterator[ask.Call]:
+    for item in items:
+        if isinstance(item, ask.Output):
+            yield from (call for call in item.items if isinstance(call, ask.Call))
+        elif isinstance(item, ask.Call):
+            yield item
 
 
 def digests(found: Sequence[Unit], start: bytes) -> list[bytes]:

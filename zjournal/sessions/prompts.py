@@ -26,9 +26,11 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _ELEMENT = re.compile(r"[^.\[\]]+\[\d+\]")  # such as messages[3]
 _ROLE_OF_TYPE = {
     **dict.fromkeys(("function_call", "custom_tool_call", "reasoning"), "assistant"),
+    "compaction": "user",
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), "tool"),
 }
 _ROLE_OF_PATH = {"instructions": "system", "input": "user"}
+_SYSTEM = "system"  # of a Messages body: the first message of a thread, wherever the thread is continued
 
 
 class Prompts:
@@ -98,7 +100,7 @@ class _Tracer:
                 found.append(Source(span.start, span.end, span.path, response, "assistant", value))
             elif not span.path:
                 found.append(Source(span.start, span.end, ""))
-            elif span.path.startswith(("input", "messages")):
+            elif span.path.startswith(("input", "messages", _SYSTEM)):
                 if span.path in seen and index + 1 < len(self._chain) and self._chain[index].response not in answers:
                     index += 1  # an answer without a token leaves no span
                     seen.clear()
@@ -143,6 +145,8 @@ def value_at(body: Any, path: str) -> Any:
 
 def role_at(body: Any, path: str) -> str:
     """Who says the text at a JSON path; "" where nobody does, as in a tool."""
+    if path.startswith(_SYSTEM):
+        return "system"
     found = _ELEMENT.match(path)
     element = value_at(body, found.group()) if found else None
     if not isinstance(element, dict):

@@ -20,6 +20,7 @@ from zjournal.sessions.fences import Fences
 from zjournal.sessions.reading import Model
 
 SCRIPTED = "scripted:"
+CLAUDE = "claude-"  # clients of Anthropic ask for such names whatever is served
 
 
 class ModelChoice(msgspec.Struct, frozen=True):
@@ -95,6 +96,6 @@ class Served:
         return served
 
     def accepts(self, name: str) -> bool:
-        """Whether a client that asks for `name` means this model: its id, an alias, or its path."""
+        """Whether a client that asks for `name` means this model: its id, an alias, its path, or any `claude-`."""
         names = {self.id.casefold(), *(alias.casefold() for alias in self.aliases)}
-        return name.casefold() in names or name == self._path
+        return name.casefold() in names or name == self._path or name.startswith(CLAUDE)

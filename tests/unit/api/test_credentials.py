@@ -42,6 +42,7 @@ def test_what_holds_none_is_the_same_bytes(body: bytes) -> None:
         ({"tools": [{"url": "https://me:s3cret@h/p"}]}, {"tools": [{"url": f"https://{REMOVED}@h/p"}]}),
         ({"metadata": {"note": f"({KEY})"}}, {"metadata": {"note": f"({REMOVED})"}}),
         ({"user": KEY}, {"user": REMOVED}),
+        ({"mcp_servers": [{"authorization_token": "s"}]}, {"mcp_servers": [{"authorization_token": REMOVED}]}),
         ({"authorization": {"token": "s3cret", "n": 1}}, {"authorization": {"token": REMOVED, "n": 1}}),
     ],
 )

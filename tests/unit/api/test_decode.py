@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zjournal.api import chat, responses
+from zjournal.api import chat, responses, responses_echo
 from zjournal.ask import Call, Message, Result, Sampling, Text, Thought, ToolSpec
 from zjournal.errors import BadRequest
 
@@ -108,8 +108,8 @@ def test_responses_items_carry_their_paths_and_need_no_type_id_or_status():
         Message("user", (Text("hi", "input[0].content"),)),
         Message("assistant", (Text("yo", "input[2].content[0].text"),)),
         Call("c1", "f", "not json", "input[3]"),
-        Result("c1", (Text("1 file", "input[4].output[0].text"),)),
-        Result("c2", (Text("plain", "input[5].output"),)),
+        Result("c1", (Text("1 file", "input[4].output[0].text"),), "input[4]"),
+        Result("c2", (Text("plain", "input[5].output"),), "input[5]"),
         Message("developer", (Text("x", "input[7].content"),)),
     )
 
@@ -128,8 +128,10 @@ def test_unknown_tool_types_are_skipped_and_parameters_keep_their_bytes():
     ask = responses.decode(raw, {})
     assert ask.tools == (
         ToolSpec("z", None, b'{"type": "object","b":1,"a":2}', "tools[0]"),
+        ToolSpec("tide__h", None, b"{}", "tools[3].tools[0]", namespace="tide"),
         ToolSpec("y", "d", b"{}", "tools[5]"),
     )
+    assert ask.skipped == ("web_search", "local_shell", "future_tool_2031")
 
 
 def test_chat_tools_stand_one_level_deeper():
@@ -340,28 +342,25 @@ RESPONSES_BAD = [
     ({"input": [{"type": 3}]}, "input[0].type"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_video"}]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ({"input": [{"role": "user", "content": [{"type": "refusal", "text": "x"}]}]}, "input[0].content[0].refusal"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
-        "input[0].output[0]",
+        "input[0].output[0].image_url",
     ),
     ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"instructions": ["x"]}, "instructions"),
     ({"previous_response_id": 5}, "previous_response_id"),
-    ({"background": True}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
-    ({"generate": False}, "generate"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-    ({"prompt_cache_options": {"comparison_response_id": "r"}}, "prompt_cache_options.comparison_response_id"),
     ({"tools": [{"type": "function", "parameters": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": "x"}]}, "tools[0].parameters"),
     ({"metadata": {"k" * 65: "v"}}, "metadata"),
@@ -418,7 +417,8 @@ def test_an_empty_input_may_continue_a_chain():
 
 # --- anything at all ----------------------------------------------------------------------------------
 
-KEYS = sorted({*chat._Body.__struct_fields__, *responses._Body.__struct_fields__, *responses._Echo.__struct_fields__})
+_STRUCTS = (chat._Body, responses._Body, responses_echo.Echo)
+KEYS = sorted({name for struct in _STRUCTS for name in struct.__struct_fields__})
 SMALL = ["type", "role", "content", "text", "function", "name", "parameters", "arguments", "output", "call_id", "id"]
 WORDS = ["user", "assistant", "tool", "message", "function", "function_call", "function_call_output", "input_text", "m"]
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(WORDS) | st.text()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.unit.journal.facts import accepted, open_journal, session
@@ -16,8 +17,9 @@ from zjournal.api import running
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
+from zjournal.api.sse import Cut
 from zjournal.dialects.chatml import ChatML
-from zjournal.journal.events import LoopMet, RequestAccepted, ToolCalled
+from zjournal.journal.events import LoopMet, ReaderCut, RequestAccepted, ResponseWaited, ToolCalled
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
 from zjournal.link import wire
@@ -35,12 +37,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
+        self.kept: list[str] = []
 
     def generate(self, message: wire.Generate) -> None:
         pass
 
-    def cancel(self, response: str) -> None:
+    def cancel(self, response: str, keep: bool = False) -> None:
         self.cancelled.append(response)
+        self.kept += [response] if keep else []
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -321,6 +325,156 @@ def test_what_was_wrong_with_a_call_is_written_down_where_it_can_be_erased(tmp_p
         await until(lambda: (turn := journal.turn("r1")) is not None and turn.finished_us is not None)
         payloads = [fact.payload for fact in journal.read_response("r1") if isinstance(fact.event, ToolCalled)]
         assert payloads == [b"the arguments are not JSON"]
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+# --- silence ------------------------------------------------------------------------------------------
+
+
+def waited(journal: Journal, response: str = "r1") -> list[tuple[int, int, bool]]:
+    found = [fact.event for fact in journal.read() if isinstance(fact.event, ResponseWaited)]
+    return [(event.position, event.done, event.queued) for event in found if event.response == response]
+
+
+def test_silence_in_queue_prompt_and_answer_is_told_and_told_again_at_the_same_place(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1")
+        tail = runs.tail("r1")
+        assert tail is not None
+        live = asyncio.create_task(told_by(tail))
+        now = time.monotonic()
+        runs.keep_alive(now + running.KEEP_ALIVE_S / 2)
+        assert tail.waits == [], "it has not been silent for long"
+        runs.keep_alive(now + 11)
+        runs.keep_alive(now + 12)
+        await until(lambda: tail.waited == 1)
+        runs.engine_said(wire.Matched("r1", cached=1, prompt=4))
+        runs.engine_said(wire.Reading((("r1", 3), ("r0", 9))))
+        runs.keep_alive(now + 22)
+        # The token comes before the fact is durable: it is told behind it all the same.
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9, 9])))
+        runs.keep_alive(time.monotonic() + 11)
+        runs.engine_said(wire.Tokens("r1", 2, wire.pack_ids([9])))
+        runs.engine_said(wire.Finished(request="r1", reason="length", output=3, queue_us=1, prefill_us=1, decode_us=1))
+        steps = await asyncio.wait_for(live, WAIT_S)
+        a = ask.TextDelta("a")
+        assert steps[:-1] == [
+            ask.Waiting(0, 0, 4, queued=True),
+            ask.Progress(1, 4),
+            ask.Waiting(0, 3, 4),
+            a,
+            a,
+            ask.Waiting(2, 4, 4),
+            a,
+        ]
+        assert waited(journal) == [(0, 0, True), (0, 3, False), (2, 4, False)]
+        assert await told_by(tail) == steps
+        again = recorded_tail(journal.read_response("r1"))
+        assert (await told_by(again))[:-1] == steps[:-1]
+        runs.keep_alive(now + 99)
+        assert len(waited(journal)) == 3, "it has ended"
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_a_sign_of_life_that_cannot_be_written_is_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "OWED_RETRY_S", 60)
+
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1")
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Matched("r1", cached=1, prompt=4))
+        full(journal)
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9] * FILLING)))
+        runs.keep_alive(time.monotonic() + 11)
+        await until(lambda: tail.end is not None)
+        assert len(tail.waits) == 1
+        steps = await told_by(tail)
+        assert not [step for step in steps if isinstance(step, ask.Waiting)]
+        assert isinstance(steps[-1], ask.Broke)
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_a_reader_that_was_cut_is_a_fact_while_its_response_runs_and_after(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1")
+        runs.reader_cut("local", "r1", Cut(70_000, 61.5))
+        runs.engine_said(wire.Failed("r1", "engine_error", "It broke."))
+        await until(lambda: (turn := journal.turn("r1")) is not None and turn.finished_us is not None)
+        runs.reader_cut("local", "r1", Cut(3, 60.0))
+
+        def cuts() -> list[ReaderCut]:
+            return [fact.event for fact in journal.read() if isinstance(fact.event, ReaderCut)]
+
+        await until(lambda: len(cuts()) == 2)
+        assert [(cut.unread, cut.silent_us) for cut in cuts()] == [(70_000, 61_500_000), (3, 60_000_000)]
+        assert isinstance(recorded_tail(journal.read_response("r1")).end, ask.Broke)
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+def test_what_is_parked_ends_as_failed_and_its_work_is_kept(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        engine = Engine()
+        runs = runs_of(journal, engine)
+        for response in ("r1", "r2"):
+            begin(runs, journal, response)
+        tails = [tail for response in ("r1", "r2") if (tail := runs.tail(response)) is not None]
+        runs.cancel("r2")
+        runs.engine_said(wire.Finished(request="r2", reason="cancelled", output=0))
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9])))
+        runs.park()
+        assert engine.kept == ["r1"]
+        runs.engine_said(wire.Finished(request="r1", reason="cancelled", output=1))
+        await until(lambda: all(tail.end is not None for tail in tails))
+        failed, cancelled = (tail.end for tail in tails)
+        assert isinstance(failed, ask.Broke) and failed.code == "server_unavailable"
+        assert failed.usage.output == 1
+        assert isinstance(cancelled, ask.Ended) and cancelled.reason == "cancelled"
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+# --- warm-ups -----------------------------------------------------------------------------------------
+
+
+def test_a_warm_up_ends_without_the_token_that_the_engine_had_to_sample(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        runs = runs_of(journal, Engine())
+        facts = accepted(journal, "r1")
+        request = facts[0].event
+        assert isinstance(request, RequestAccepted)
+        request = msgspec.structs.replace(request, max_tokens=0, history=b"h" * 16)
+        journal.append([msgspec.structs.replace(facts[0], event=request), *facts[1:]]).result()
+        sampling = wire.Sampling(0.0, 1.0, 0, 7)
+        generate = wire.Generate(request="r1", tokens=b"", namespace="n", sampling=sampling, max_tokens=1)
+        tail = runs.begin(request, 4, Terms(), generate)
+        runs.engine_said(wire.Matched("r1", cached=1, prompt=4))
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9])))
+        runs.engine_said(wire.Finished(request="r1", reason="length", output=1, queue_us=1, prefill_us=1, decode_us=1))
+        await until(lambda: tail.end is not None)
+        assert tail.ids == []
+        assert isinstance(tail.end, ask.Ended)
+        assert (tail.end.reason, tail.end.usage) == ("stop", ask.Usage(4, 1, 0))
+        turn = journal.turn("r1")
+        assert turn is not None
+        assert (turn.status, turn.output, turn.history) == ("completed", 0, b"h" * 16)
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()

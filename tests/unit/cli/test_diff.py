@@ -12,11 +12,11 @@ from tests.unit.cli.conftest import Zj
 from tests.unit.journal.facts import open_journal, session
 from tests.unit.sessions.test_prompts import start, turn
 from zjournal.cli.diff import visible
-from zjournal.config import read_api_keys
 from zjournal.errors import ConfigFault
 from zjournal.journal import retention
 from zjournal.journal.events import CacheNearlyMet, Fact
 from zjournal.journal.log import Journal
+from zjournal.keys import read
 from zjournal.sessions import vocabulary
 
 PAGE = (Path(__file__).parents[3] / "docs" / "diff.md").read_text()
@@ -196,7 +196,7 @@ def test_a_key_cannot_own_what_is_the_servers(tmp_path: Path, name: str) -> None
     keys.write_text(f"{name}:a-long-enough-key-0123456789\n")
     keys.chmod(0o600)
     with pytest.raises(ConfigFault, match=f"the name {name} is taken by the server"):
-        read_api_keys(keys)
+        read(keys)
 
 
 # --- near misses ------------------------------------------------------------------------------------------

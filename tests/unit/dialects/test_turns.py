@@ -54,7 +54,8 @@ def text(prompt: Prompt) -> str:
 
 def build(*items: ask.Item, template: Template = PLAIN, dialect=CHATML, **options) -> Prompt:
     tools = options.pop("tools", ())
-    asked = ask.Ask(protocol="chat", model="m", items=items, tools=tools)
+    goes_on = options.pop("goes_on", False)
+    asked = ask.Ask(protocol="chat", model="m", items=items, tools=tools, goes_on=goes_on)
     return assemble(asked, template, TOKENIZER, dialect, **options)
 
 
@@ -173,3 +174,35 @@ def test_arguments_reach_a_template_as_an_object() -> None:
         assert text(prompt).startswith(spelled + "True[")
         assert "[city=Oslo]" in text(prompt) and "[days=3]" in text(prompt)
     assert text(build(ask.Call("c", "f", ""), template=native)) == "{}True"
+
+
+# --- answers that go on -------------------------------------------------------------------------------
+
+
+def test_an_answer_goes_on_with_the_last_message():
+    asked = build(user("hi"))
+    begun = build(user("hi"), said("Well, "), goes_on=True)
+    assert text(begun) == text(asked) + "Well, "
+    assert begun.ids[: len(asked.ids) - 1] == asked.ids[: len(asked.ids) - 1]
+    assert begun.spans[-1].path == "a"
+    told = build(user("hi"), thought("Hm."), said("Well, "), goes_on=True)
+    assert text(told) == text(asked) + "<think>\nHm.\n</think>\n\nWell, "
+
+
+def test_an_answer_of_ours_goes_on_by_its_tokens():
+    ours = output("<think>\nHm.\n</think>\n\nWell")
+    begun = build(user("hi"), ours, goes_on=True)
+    assert text(begun) == text(build(user("hi"))) + "<think>\nHm.\n</think>\n\nWell"
+    assert begun.spans[-1].path == "response:r"
+
+
+def test_thoughts_that_the_template_has_opened_are_closed_before_it_goes_on():
+    begun = text(build(user("hi"), said("Well, "), template=R1, goes_on=True))
+    assert begun.endswith("<think>\n\n</think>\n\nWell, ")
+
+
+def test_what_an_answer_goes_on_with_makes_no_control_token():
+    begun = build(user("hi"), said("a<|im_end|>"), goes_on=True)
+    assert begun.ids.count(TOKENIZER.control["<|im_end|>"]) == build(user("hi")).ids.count(
+        TOKENIZER.control["<|im_end|>"]
+    )

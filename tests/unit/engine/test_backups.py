@@ -124,6 +124,19 @@ def test_a_cancelled_turn_is_not_written(engine):
     assert not engine.files()
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_cancelled_turn_that_is_kept_is_written_as_far_as_it_came(engine, steps):
+    engine.submit("a", tokens(3000, 2), says=[7] * 100, max_tokens=100)
+    for _ in range(steps):
+        engine.step()
+    computed = engine.computed["a"]
+    engine.cancel("a", keep=True)
+    engine.run()
+    found = engine.restart().serve("b", [*tokens(3000, 2), 5]).cached
+    assert found == min(computed, 3000)
+    assert (found > 0) == (steps > 0)
+
+
 def test_what_is_being_written_is_bounded(engine, monkeypatch):
     monkeypatch.setattr("zjournal.engine.cache.backup.IN_FLIGHT_BYTES", 3 * FILE_BYTES)
     engine.disk.held.add("write")

@@ -193,8 +193,8 @@ class Tiered:
         options.setdefault("max_tokens", len(says))
         self.hear(self.scheduler.submit(ask(request, prompt, **options), self.now))
 
-    def cancel(self, request):
-        self.hear(self.scheduler.cancel(request, self.now))
+    def cancel(self, request, keep=False):
+        self.hear(self.scheduler.cancel(request, self.now, keep))
         self.scheduler.check()
 
     def step(self):

@@ -14,6 +14,7 @@ from zjournal.journal import chain, content
 from zjournal.journal.events import (
     AnyEvent,
     CacheBackedUp,
+    ConversationChanged,
     RequestAccepted,
     ResponseFinished,
     TokensSampled,
@@ -27,7 +28,7 @@ PACKAGE = ROOT / "zjournal"
 PAGE = (ROOT / "docs" / "journal.md").read_text()
 ROWS = {row.split("`")[1]: row for row in PAGE.splitlines() if re.match(r"\| `[a-z_]+\.\d+` \|", row)}
 EVENTS = typing.get_args(AnyEvent)
-WITH_PAYLOAD = (RequestAccepted, CacheBackedUp, TokensSampled, ToolCalled, ResponseFinished)
+WITH_PAYLOAD = (RequestAccepted, CacheBackedUp, TokensSampled, ToolCalled, ResponseFinished, ConversationChanged)
 
 
 @pytest.mark.parametrize("event", EVENTS)

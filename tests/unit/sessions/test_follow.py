@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -55,16 +56,18 @@ def test_tokens_run_at_most_64_ahead_of_what_is_durable(tokenizer: Tokenizer) ->
             async for step in follow.follow(tail, reader(tokenizer)):
                 told.append(step)
 
+        async def turns() -> None:
+            for _ in range(2 + len(ids) // follow.PAUSE_TOKENS):  # as often as the follower lets others go first
+                await asyncio.sleep(0)
+
         listening = asyncio.create_task(listen())
         tail.ids.extend(ids)
         tail.wake()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns()
         assert len(text_of(told)) == len(" a") * follow.AHEAD_TOKENS
         tail.durable = 100
         tail.wake()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns()
         assert len(text_of(told)) == len(" a") * (100 + follow.AHEAD_TOKENS)
         tail.durable, tail.end = len(ids), END
         tail.wake()
@@ -348,3 +351,25 @@ def test_a_stop_string_inside_a_tag_ends_the_text_before_it() -> None:
     to = Spoken().reader("call>{")
     steps = [delta for token in (6, 0, 2) for delta in to.feed(token)] + to.end()
     assert text_of(steps) == "say <tool_"
+
+
+def test_others_have_their_turn_while_a_long_answer_is_told_again(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        tail = follow.Tail()
+        tail.ids.extend(tokenizer.encode(" a" * 10 * follow.PAUSE_TOKENS))
+        tail.durable, tail.end = len(tail.ids), END
+        told: list[ask.Step] = []
+        seen: list[int] = []
+
+        async def listen() -> None:
+            async for step in follow.follow(tail, reader(tokenizer)):
+                told.append(step)
+
+        listening = asyncio.create_task(listen())
+        while not listening.done():
+            await asyncio.sleep(0)
+            seen.append(len(told))
+        assert len(seen) >= 10
+        assert all(after - before <= follow.PAUSE_TOKENS + 1 for before, after in itertools.pairwise(seen))
+
+    asyncio.run(run())

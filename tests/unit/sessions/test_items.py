@@ -6,7 +6,7 @@ import pytest
 
 from zjournal import ask
 from zjournal.sessions import identity
-from zjournal.sessions.items import change, digests, items_of, thoughts_of, units
+from zjournal.sessions.items import change, digests, items_of, orphaned, thoughts_of, units, unrepeated
 
 START = b"start"
 
@@ -123,3 +123,47 @@ def test_what_a_client_changed(theirs: list[ask.Item], changed: str) -> None:
 
 def test_an_answer_that_is_not_there_was_left_out() -> None:
     assert change(OURS, None) == "left out"
+
+
+# --- results and repeats ------------------------------------------------------------------------------
+
+
+def result(call_id: str, text: str = "1", path: str = "input[0]") -> ask.Result:
+    return ask.Result(call_id, (ask.Text(text),), path)
+
+
+MADE = ask.Output("resp_1", (said("Looking."), call("a"), call("b")), b"", "Let me see.")
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_result_must_have_its_call_somewhere(continues: bool) -> None:
+    known = [result("id-a"), result("id-b"), result("id-c")]
+    assert orphaned([user("x"), MADE, call("c"), *known], known, continues) is None
+    lost = result("id-d")
+    assert orphaned([user("x"), MADE, *known[:2], lost], [*known[:2], lost], continues) is lost
+    assert orphaned([user("x"), lost], [ask.Result("id-d")], continues) is None, "that protocol does not say so"
+
+
+def test_what_a_crash_left_in_the_middle_of_a_history_is_no_fault() -> None:
+    lost = result("id-d")
+    history = [lost, user("go on")]
+    assert orphaned(history, history, continues=False) is None
+    assert orphaned(history, history, continues=True) is lost
+
+
+def test_items_that_the_conversation_has_are_taken_once() -> None:
+    earlier = [user("x"), MADE]
+    new = [result("id-a"), result("id-b"), user("and?")]
+    repeated = [thought("Let me see."), said("Looking."), call("a"), call("b")]
+    assert unrepeated(earlier, [*repeated, *new]) == tuple(new)
+    assert unrepeated(earlier, [call("b"), call("a"), *new]) == tuple(new)
+    assert unrepeated([*earlier, new[0]], [call("a"), *new]) == tuple(new[1:])
+    changed = result("id-a", "2")
+    assert unrepeated([*earlier, new[0]], [call("a"), changed]) == (changed,), "it says something else"
+
+
+def test_without_a_repeated_call_nothing_is_left_out() -> None:
+    items = (said("Looking."), thought("Let me see."), call("c"), result("id-c"), user("x"))
+    assert unrepeated([user("x"), MADE, result("id-a")], items) == items
+    other = (said("Something else."), call("a"))
+    assert unrepeated([user("x"), MADE], other) == (said("Something else."),)

@@ -206,9 +206,10 @@ class _Work:
 
     def _calls(self, calls: Calls, writer: Writer, rules: Sequence[str]) -> str:
         form = self._form
-        written = calls.between(rules, self._choice.parallel, not self.whole)
+        written = calls.between(rules, self._choice.again, not self.whole)
         if isinstance(form, Objects) and form.bare:
-            more = f" ({writer.text(form.gap)} ({' | '.join(rules)}))*" if self._choice.parallel else ""
+            again = self._choice.again
+            more = f" ({writer.text(form.gap)} ({' | '.join(rules)})){again}" if again else ""
             # Beside an answer that is an object itself, a call needs its tag.
             return written if self._format is not None else f"(({' | '.join(rules)}){more} | {written})"
         return f"{self._lead(writer, form.lead)} {written}".strip() if self.whole else written

@@ -60,9 +60,10 @@ class Calls:
             return self._object(self._form, arguments)
         return self._tagged(self._form, arguments)
 
-    def between(self, calls: Sequence[str], parallel: bool, triggered: bool) -> str:
-        """An expression for one call of these, or for several where `parallel`, with all that stands around them.
+    def between(self, calls: Sequence[str], again: str, triggered: bool) -> str:
+        """An expression for one call of these, or for several, with all that stands around them.
 
+        `again`: how often one may follow the first, as a grammar repeats it; "" for not at all.
         `triggered`: it begins where the parser takes a call to begin, in free text.
         """
         form, w = self._form, self._writer
@@ -70,13 +71,13 @@ class Calls:
         if isinstance(form, Objects):
             first = _joined(w.text(form.opening, any_case=triggered), one, w.text(form.closing))
             next_one = one if form.bare else _joined(w.text(form.opening), one, w.text(form.closing))
-            return _joined(first, f"({w.text(form.gap)} {next_one})*" if parallel else "")
+            return _joined(first, f"({w.text(form.gap)} {next_one}){again}" if again else "")
         before, behind = form.loose
         begins, ends = form.head[0], form.closing
         first = _joined(w.text(form.opening + begins, any_case=triggered), one, w.text(behind))
         if triggered and before:
             first = f"({first} | {w.text(begins.removeprefix(before), any_case=True)} {one})"
-        more = f"({_joined(w.text(form.gap + begins), one, w.text(behind))})*" if parallel else ""
+        more = f"({_joined(w.text(form.gap + begins), one, w.text(behind))}){again}" if again else ""
         return _joined(first, more, w.text(ends))
 
     # --- JSON objects ---------------------------------------------------------------------------------------
