@@ -275,6 +275,8 @@ class Runs:
             nearest=message.nearest,
             restored=message.restored,
             restored_host=message.restored_host,
+            estimate_us=message.estimate_us,
+            recompute_us=message.recompute_us,
         )
 
         def durable() -> None:
