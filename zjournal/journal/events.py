@@ -314,6 +314,8 @@ class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1", omit
     nearest: str = ""  # the response whose state was met, forked from, or given up; empty if unknown
     restored: int = 0  # tokens of `cached` that were not in device memory and were read back
     restored_host: int = 0  # tokens of these that were in host memory
+    estimate_us: int = 0  # where `reason` is recompute: what reading was expected to take
+    recompute_us: int = 0  # and what computing the same tokens was
 
 
 class CacheAdmitted(Event, frozen=True, kw_only=True, tag="cache_admitted.1"):
