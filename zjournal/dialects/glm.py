@@ -96,7 +96,7 @@ def _form(n: str) -> Tagged:
         string=f"</arg_key>{n}<arg_value>",
         other=f"</arg_key>{n}<arg_value>",
         end=f"</arg_value>{n}",
-        name=rf"\S{{1,{longest}}}",
+        name=rf"[^<>\s]{{1,{longest}}}",
         key=rf"(?s:.){{0,{longest}}}",
     )
 
@@ -105,7 +105,7 @@ def _tags(literals: Literals) -> tagged.Tags:
     opening, closing, key, key_end, value, _ = map(literals.inner, TAGS)
     name, marks = scan.NAME_CHARACTERS_MAX, f"{opening}{closing}{key}{key_end}{value}"
     return tagged.Tags(
-        head=rf"{opening}\s*(?P<name>[^\s{marks}]{{1,{name}}})\s*(?=[{key}{closing}])",
+        head=rf"{opening}\s*(?P<name>[^<>\s{marks}]{{1,{name}}})\s*(?=[{key}{closing}])",
         parameter=rf"{key}(?P<key>[^{marks}]{{0,{name}}}){key_end}\s*{value}",
         head_begins="<tool_call>",
         parameter_begins="<arg_key>",

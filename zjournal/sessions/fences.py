@@ -13,7 +13,7 @@ import msgspec
 from zjournal import ask
 from zjournal.dialects.base import Dialect
 from zjournal.dialects.fences import validate
-from zjournal.dialects.fences.build import Bounds, build
+from zjournal.dialects.fences.build import Bounds, build, thinking
 from zjournal.link import wire
 from zjournal.sessions.follow import text_of
 
@@ -40,7 +40,7 @@ class Fences:
         self._dialect, self._control = dialect, control
         self._kept: OrderedDict[bytes, Fenced] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()  # replays ask from a thread of their own
+        self._lock = threading.Lock()  # asked by several threads
 
     def of(self, request: ask.Ask, begun: str = "") -> Fenced:
         """The fence of a request; without tools and format a model that does not think has none, at no cost.
@@ -49,13 +49,20 @@ class Fences:
         """
         if not request.tools and request.format is None and self._dialect.reasoning is None:
             return Fenced()
-        told = msgspec.msgpack.encode((request.tools, request.choice, request.format, begun))
+        found = self._found(request)
+        if found.fence is not None and thinking(self._dialect, begun):
+            return msgspec.structs.replace(found, fence=msgspec.structs.replace(found.fence, begun=True))
+        return found
+
+    def _found(self, request: ask.Ask) -> Fenced:
+        """What is the same wherever the answer begins."""
+        told = msgspec.msgpack.encode((request.tools, request.choice, request.format))
         key = hashlib.blake2b(told, digest_size=16).digest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        built = build(request.tools, request.choice, request.format, self._dialect, self._control, begun)
+        built = build(request.tools, request.choice, request.format, self._dialect, self._control)
         found = Fenced(None if built.bounds is None else _sent(built.bounds), built.warnings)
         with self._lock:
             if key not in self._kept:

@@ -50,8 +50,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-TEXTS = {1: b"<tool_call>", 2: b"</tool_call>", 3: b'{"name": "ls", "arguments": {}}', 4: b'{"name": "ls", "argu'}
-TEXTS |= {5: b'{"name": "ls", "arguments": {"path": "a', 6: b'{"name": "ls", "arguments": {a}}'}
+TEXTS = {1: b"<tool_call>", 2: b"</tool_call>", 3: b'{"name": "ls", "arguments": {}}', 4: b'{"name": "l'}
+TEXTS |= {
+    5: b'{"name": "ls", "arguments": {"path": "a',
+    6: b'{"name": "ls", "arguments": {a}}',
+    7: b'{"name": "ls", "argu',
+}
 CONTROL = frozenset({1, 2})
 TOOLS = (ask.ToolSpec("ls"),)
 
@@ -273,14 +277,16 @@ def test_a_call_that_was_cut_is_no_fact_and_is_told_as_cut(tmp_path: Path, reaso
         runs.engine_said(wire.Finished(request="r1", reason=reason, output=5))
         ends = [step for step in await told_by(tail) if isinstance(step, ask.CallEnded)]
         assert [end.truncated for end in ends] == [False]  # half a name is no call: it is told as text
-        begin(runs, journal, "r2", TOOLS)
-        other = runs.tail("r2")
-        assert other is not None
-        runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([1, 5])))
-        runs.engine_said(wire.Finished(request="r2", reason=reason, output=2))
-        ends = [step for step in await told_by(other) if isinstance(step, ask.CallEnded)]
-        assert [(end.index, end.truncated) for end in ends] == [(0, True)]
-        assert len(called(journal)) == 1 and not called(journal, "r2")
+        for name, token in (("r2", 5), ("r3", 7)):
+            begin(runs, journal, name, TOOLS)
+            other = runs.tail(name)
+            assert other is not None
+            runs.engine_said(wire.Tokens(name, 0, wire.pack_ids([1, token])))
+            runs.engine_said(wire.Finished(request=name, reason=reason, output=2))
+            ends = [step for step in await told_by(other) if isinstance(step, ask.CallEnded)]
+            assert [(end.index, end.truncated) for end in ends] == [(0, True)]
+            assert not called(journal, name)
+        assert len(called(journal)) == 1
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()

@@ -9,7 +9,7 @@ import msgspec
 
 from zjournal import ask
 from zjournal.dialects.base import parse_json
-from zjournal.dialects.fences.schema import Problem, Reader, Schema, endings, ends
+from zjournal.dialects.fences.schema import MEMBERS_MAX, Problem, Reader, Schema, endings, ends
 from zjournal.dialects.values import TYPES, allowed
 from zjournal.errors import BadRequest
 
@@ -65,8 +65,11 @@ def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
     if not isinstance(properties, Mapping):
         reader.problems.append(Problem(f"{path}.properties", "is not an object of schemas"))
         properties = {}
+    keys = dict.fromkeys((*names, *properties))
+    if len(keys) > MEMBERS_MAX:
+        raise BadRequest(f"`{path}`: {len(keys)} parameters, and there may be {MEMBERS_MAX}.", param=path)
     found = []
-    for key in dict.fromkeys((*names, *properties)):
+    for key in keys:
         at = f"{path}.properties.{key}"
         origin = properties.get(key, root.get("additionalProperties", True))
         types = allowed(properties.get(key), root)

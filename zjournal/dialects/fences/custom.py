@@ -10,6 +10,7 @@ from zjournal import ask
 from zjournal.errors import BadRequest
 
 DEFINITION_BYTES_MAX = 1 << 16
+CROSSED_MAX = 8  # `&` and `~`: the engine's work doubles with each, and no limit of its own ends it
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|/(?![/*])(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*')
 
@@ -30,8 +31,11 @@ def check(grammar: ask.Grammar) -> None:
         raise BadRequest(f"`{path}`: the grammar is longer than {DEFINITION_BYTES_MAX} bytes.", param=path)
     if grammar.syntax == "lark":
         plain = _QUOTED.sub("", grammar.definition)
-        if "<" in plain or "%llguidance" in plain or "@" in plain:
+        named = set(re.findall(r"%\s*\w*", plain)) - {"%ignore", "%import"}
+        if "<" in plain or named or "@" in plain:
             raise BadRequest(f"`{path}`: a grammar may name no tokens, options or other grammars.", param=path)
+        if len(re.findall("[&~]", plain)) > CROSSED_MAX:
+            raise BadRequest(f"`{path}`: more than {CROSSED_MAX} `&` and `~`.", param=path)
     error = LLMatcher.validate_grammar(source(grammar), None, limits=limits())
     if error:
         raise BadRequest(f"`{path}`: {first_line(error)}", param=path)

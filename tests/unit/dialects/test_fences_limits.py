@@ -1,0 +1,118 @@
+"""Schemas and grammars of a few bytes that cost the grammar engine more than it counts: none may hold up a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.dialects.fencing import accepts, fence, tool
+from tests.unit.dialects.outputs import DIALECTS, calls_of, dialect, write
+from zjournal import ask
+from zjournal.dialects.fences import schema
+from zjournal.dialects.fences.build import build
+from zjournal.errors import BadRequest
+
+NAMES = list(DIALECTS)
+
+
+def wide(count: int, required: int = 0) -> dict[str, Any]:
+    keys = [f"p{n}" for n in range(count)]
+    return {"properties": {key: {"type": "integer"} for key in keys}, "required": keys[:required]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tool_has_a_limit_of_parameters(name: str) -> None:
+    """The engine walks rules by recursion: 3,000 of them in a chain ended the process."""
+    built = fence(name, [tool("t", wide(schema.MEMBERS_MAX, 2))])
+    assert built.loose == ()
+    for count in (schema.MEMBERS_MAX + 1, 5_000):
+        with pytest.raises(BadRequest) as caught:
+            fence(name, [tool("t", wide(count))])
+        assert caught.value.param == "tools[0].parameters"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wide_objects_keep_their_order_and_their_required_members(name: str) -> None:
+    inner = {"type": "object", **wide(65, 2), "additionalProperties": {"type": "string"}}
+    built = fence(name, [tool("t", {"properties": {"a": inner}, "required": ["a"]})])
+
+    def takes(text: str) -> bool:
+        return accepts(name, built, write(dialect(name), dialect(name).calls([], [ask.Call("", "t", text, "")])))
+
+    for value in (
+        {"p0": 1, "p1": 1},
+        {"p0": 1, "p1": 1, "p2": 1},
+        {"p0": 1, "p1": 1, "p33": 1, "p64": 1},
+        {f"p{n}": 1 for n in range(65)},
+        {"p0": 1, "p1": 1, "p64": 1, "q": "x", "r": "y"},
+        {"p0": 1, "p1": 1, "q": "x"},
+    ):
+        assert takes(json.dumps({"a": value}, separators=(",", ":"))), value
+    for value in ({}, {"p0": 1}, {"p1": 1}, {"p1": 1, "p0": 1}, {"p0": 1, "p1": 1, "p64": 1, "p33": 1}, {"q": "x"}):
+        assert not takes(json.dumps({"a": value}, separators=(",", ":"))), value
+    assert not takes('{"a":{"p0":1,"p1":1,"p2":1,"p2":1}}')
+
+
+def test_a_nested_object_of_too_many_members_is_open() -> None:
+    told = {"properties": {"a": {"type": "object", **wide(schema.MEMBERS_MAX + 1)}}}
+    assert fence("chatml", [tool("t", told)]).loose == ("tools[0].parameters.properties.a.properties",)
+    with pytest.raises(BadRequest) as caught:
+        fence("chatml", [tool("t", told, strict=True)])
+    assert caught.value.param == "tools[0].parameters.properties.a.properties"
+
+
+PATTERNS = [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("told", "path"),
+    [
+        ({"properties": {"a": {"allOf": PATTERNS}}}, "properties.a.allOf"),
+        (
+            {
+                "properties": {"a": {"allOf": [{"$ref": f"#/$defs/d{n}"} for n in range(30)]}},
+                "$defs": {f"d{n}": one for n, one in enumerate(PATTERNS)},
+            },
+            "properties.a.allOf",
+        ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/d0"}},
+                "$defs": {
+                    **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)},
+                    "d30": {"type": "string"},
+                },
+            },
+            "",
+        ),
+        ({"properties": {"a": {"type": "integer", "multipleOf": 999_999_937}}}, "properties.a.multipleOf"),
+    ],
+)
+def test_what_no_limit_of_the_engine_would_end_is_left_out(name: str, told: Any, path: str) -> None:
+    assert [one for one in fence(name, [tool("t", told)]).loose if one.startswith(f"tools[0].parameters.{path}")]
+
+
+def test_more_parts_than_the_engine_has_symbols_are_refused_with_the_request() -> None:
+    """And not by a response that fails once it has begun."""
+    kinds = {"type": ["string", "integer", "null"]}
+    tools = [tool(f"t{n}", {"properties": {f"p{n}_{at}": kinds for at in range(40)}}) for n in range(300)]
+    with pytest.raises(BadRequest, match="too many parts"):
+        fence("glm-4.5", tools)
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "start: A\nA: " + " & ".join(f"/(.|\\n)*a.{{{n}}}b(.|\\n)*/" for n in range(20)),
+        'start: %json {"allOf": []}',
+        'start: %regex { "substring_words": "a b" }',
+    ],
+)
+def test_a_grammar_of_a_clients_own_has_no_work_without_an_end(definition: str) -> None:
+    own = ask.ToolSpec("t", None, b"{}", "tools[0]", kind="custom", grammar=ask.Grammar("lark", definition, "g"))
+    with pytest.raises(BadRequest) as caught:
+        build([own], ask.ToolChoice("required"), None, dialect("glm-4.5"), {})
+    assert caught.value.param == "g"
