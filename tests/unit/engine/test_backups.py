@@ -482,7 +482,7 @@ def test_what_cannot_be_unlinked_goes_on_counting(tmp_path):
 
 
 def test_the_only_request_waits_for_a_disk_that_writes_what_would_make_room(tmp_path):
-    """All that could be given up for it is lent. It once took that for a pool that is too small, and the engine died."""
+    """All that could be given up for it is lent. That was once taken for a pool too small, and the engine died."""
     engine = Tiered(tmp_path / "s", blocks=40)
     engine.disk.held.add("write")
     engine.serve_held("a", tokens(512, 1))
