@@ -455,6 +455,7 @@ class Desk:
             rewritten=len(prompt.rewritten),
             forks=place.replayed.forks,
             begun=self._begun(self._served, prompt),
+            tagged=Terms.of(request, "").tagged,
             guard=self._guard,
             fence=fences.digest(fenced.fence, identity.item_secret(self._journal.secret, response)),
             loosened=len(fenced.warnings),

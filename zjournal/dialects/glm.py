@@ -79,7 +79,7 @@ class Glm:
             parts += [*pieces(result.parts), Piece(f"{n}</tool_response>", trusted=True)]
         return parts
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
 

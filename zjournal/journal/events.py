@@ -259,6 +259,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     rewritten: int = 0  # answers that are not in it as sampled, for the dialect keeps their thoughts no longer
     forks: tuple[tuple[str, str], ...] = ()  # answers that the client sent back changed: response, and what of it
     begun: str = ""  # what the prompt had already said of the answer: tags of thoughts, and white space
+    tagged: bool = False  # a call needed the dialect's tags, for the answer could be JSON that was asked for
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

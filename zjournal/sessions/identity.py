@@ -28,7 +28,7 @@ JSON_DEPTH_MAX = 64  # of arguments that are compared as values; what is nested 
 
 _RESPONSE_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
 _CALL_PREFIX = "call_"
-_quoted = json.encoder.encode_basestring
+_quoted = json.encoder.encode_basestring_ascii  # half a surrogate pair, which a model may escape, is no UTF-8
 
 
 def response_id(protocol: str, entropy: bytes) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.dialects.fencing import accepts, fence, tool
-from tests.unit.dialects.outputs import DIALECTS, calls_of, dialect, write
+from tests.unit.dialects.outputs import DIALECTS, dialect, write
 from zjournal import ask
-from zjournal.dialects.fences import schema
+from zjournal.dialects.fences import schema, validate
 from zjournal.dialects.fences.build import build
 from zjournal.errors import BadRequest
 
@@ -116,3 +116,12 @@ def test_a_grammar_of_a_clients_own_has_no_work_without_an_end(definition: str) 
     with pytest.raises(BadRequest) as caught:
         build([own], ask.ToolChoice("required"), None, dialect("glm-4.5"), {})
     assert caught.value.param == "g"
+
+
+def test_looking_at_a_result_has_a_limit_of_comparisons() -> None:
+    """Lists that cannot be sorted are compared each with each, by the thread that serves."""
+    many = json.dumps([[n] if n % 2 else {"a": n} for n in range(4_000)])
+    assert validate.fault(b'{"uniqueItems": true}', many) == "it is too long to be checked"
+    assert "non-unique" in validate.fault(b'{"uniqueItems": true}', "[[1], {}, [1]]")
+    words = json.dumps({"items": {"enum": [[n] for n in range(10_000)]}}).encode()
+    assert validate.fault(words, json.dumps([[9_999]] * 100)) == "it is too long to be checked"

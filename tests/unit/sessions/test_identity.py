@@ -139,7 +139,11 @@ def test_arguments_beyond_all_measure_are_compared_as_text() -> None:
     for text in (deep, '{"a": 1e999999999999999999999}', "[" * 70 + "1.0" + "]" * 70):
         assert identity.canonical(text) == text
     assert identity.canonical('{"a": 1e999999}') == '{"a":1e999999}'
-    assert identity.canonical('{"a": "\\ud800"}').encode("utf-8", "surrogatepass")
+    half = '{"a": "\\ud800"}'  # half of a surrogate pair, which models and clients may escape
+    assert identity.canonical(half).encode()
+    assert identity.history_step(b"", ask.Call("c", "f", half, "")) != identity.history_step(
+        b"", ask.Call("c", "f", "", "")
+    )
 
 
 json_values: st.SearchStrategy[Any] = st.recursive(

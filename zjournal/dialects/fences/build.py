@@ -182,7 +182,9 @@ class _Work:
                         f"{problem.text} The schema is strict, so nothing of it may be left out.", param=problem.path
                     )
             if grammar.count(" ") > WORDS_MAX:
-                raise BadRequest(f"`{self._field}`: the schemas have too many parts for one grammar.", param=self._field)
+                raise BadRequest(
+                    f"`{self._field}`: the schemas have too many parts for one grammar.", param=self._field
+                )
             error = LLMatcher.validate_grammar(grammar, None, limits=custom.limits())
             found = self._refused(pieces, bool(error))
             if not error and not found:

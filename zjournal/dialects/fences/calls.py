@@ -16,7 +16,7 @@ from zjournal import ask
 from zjournal.dialects.base import to_json
 from zjournal.dialects.fences import texts
 from zjournal.dialects.fences.arguments import INPUT, Arguments, Parameter, impossible
-from zjournal.dialects.fences.closing import ANY, Closing
+from zjournal.dialects.fences.closing import ANY, LEAST_MAX, Closing, long
 from zjournal.dialects.fences.guard import guarded
 from zjournal.dialects.fences.lark import WHITE, Writer, pattern, standing
 from zjournal.dialects.fences.schema import Problem, Schema
@@ -195,6 +195,10 @@ class Calls:
             found = texts.texts(one.schema, arguments.defs)
         except texts.Kept as error:
             self.problems.append((tool, Problem(one.path, str(error))))
+            found = [texts.Text()]
+        if self._closing is not None and any(long(text.patterns) for text in found):
+            why = f"asks for more than {LEAST_MAX} characters, which are not counted before a tag that is text"
+            self.problems.append((tool, Problem(f"{one.path}.minLength", why)))
             found = [texts.Text()]
         mixed = not form.typed and one.types != {"string"}
         told = [(word, text.patterns) for text in found if text.words is not None for word in text.words]

@@ -18,6 +18,7 @@ from zjournal.dialects.fences.texts import SPACE, folded
 ANY = "(?s:.*)"
 TAG_CHARACTERS = 60  # in a bounded value, behind a `<` that may begin its end
 PARTS = 4  # of a bounded value; in the first one a `<` may come that begins no end
+LEAST_MAX = 1000  # characters that a value may have to have
 _BOUNDED_MIN = 8  # shorter values are told once
 # Any bytes. Without ANY there would be left what is not UTF-8, and the engine counts to the end to see that it is none.
 BYTES = r"(~/[^\s\S]/)"
@@ -42,12 +43,11 @@ class Closing(msgspec.Struct, frozen=True):
         It is one of `words`, or matches all of one of `kept` and none of `unlike`, or matches one of `scalars`.
         """
         no, right = [f"~/{each}/" for each in unlike], self._right()
-        some = f"/[^<]*<{ANY}/"
         plain = [f"/{pattern(word)}/" if word else '""' for word in words if "<" not in word]
         plain += [f"/{scalar}/" for scalar in scalars]
         plain += [_and(*self._plain(each), *no) for each in kept]
         tagged = [_and(f"/{pattern(word)}/", right) for word in words if "<" in word]
-        tagged += [_and(*(f"/{one}/" for one in each), some, *no, right) for each in kept]
+        tagged += [_and(*(f"/{one}/" for one in each or [ANY]), *no, right) for each in kept]
         ways = [" | ".join(dict.fromkeys(each)) for each in (plain, tagged) if each]
         ways += dict.fromkeys(_and(f"/{simple}/", *no) for each in kept for simple in self._simple(each))
         return [f"({way}) /{pattern(self.end)}/" for way in ways]
@@ -96,6 +96,11 @@ class Closing(msgspec.Struct, frozen=True):
             half = f"({letter}{half})?" if other else ""
             other = f"({here}|{letter}{other})" if other else here
         return f"([^<]|<({half}<)*{other})*"
+
+
+def long(kept: Sequence[str]) -> bool:
+    """Whether a value must be longer than can be counted here: the engine walks through all of it at once."""
+    return any(int(found[1] or 0) > LEAST_MAX for found in map(_LENGTH.fullmatch, kept) if found)
 
 
 def _length(kept: Sequence[str]) -> tuple[str, str] | None:

@@ -18,7 +18,7 @@ from zjournal.errors import BadRequest
 
 DEPTH_MAX = 64  # schemas in each other
 NODES_MAX = 20_000  # schemas of one request
-MEMBERS_MAX = 512  # of one object, or alternatives, or places of a tuple: the engine looks at all of them for each token
+MEMBERS_MAX = 512  # of one object, alternatives, or places of a tuple: the engine looks at all for each token
 PATTERNS_MAX = 4  # that hold for one string: the engine's work doubles with each, and no limit of its own ends it
 SAME_MAX = 512  # schemas that hold for one value, each counted as often as it is referred to
 MULTIPLE_MAX = 1_000  # the engine counts remainders
