@@ -36,6 +36,7 @@ SAID = {
     "say loose": THREE.replace("</tool_call>\n", "</tool_call> \n\n "),
     "say cut": CUT_CALL,
     "say thought": THOUGHT,
+    "say half": said("ls", '{"path": "\\ud800"}'),
     "say patch": said("patch", '{"input": "+ \\"low\\"\\n☃"}'),
 }
 TIMES = 20  # that each of them can be said
@@ -136,6 +137,20 @@ def test_a_round_trip_over_responses_streamed_and_not(server: Server, client: op
     turns = {turn["response"]: turn for turn in shown(server, whole.id)}
     assert turns[chained.id]["parent"] == whole.id
     assert [call["result_seen"] for call in turns[whole.id]["tool_calls"]] == [True] * 3
+
+
+def test_half_of_a_surrogate_pair_in_arguments_is_the_models_own_affair(
+    server: Server, client: openai.OpenAI, ask: Any
+) -> None:
+    """No UTF-8 has it: it ended the server, where the answer entered its history."""
+    user: Any = {"role": "user", "content": ask("say half")}
+    message = client.chat.completions.create(model="default", messages=[user], tools=CHAT_TOOLS).choices[0].message
+    (call,) = message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == '{"path": "\\ud800"}'
+    echoed: Any = message.model_dump(exclude_none=True)
+    results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "Now count them."}]
+    last = client.chat.completions.create(model="default", messages=[user, echoed, *results], tools=CHAT_TOOLS)
+    assert last.choices[0].message.content == "Three boats."
 
 
 def test_o24_parallel_calls_have_places_and_ids_of_their_own(server: Server, client: openai.OpenAI, ask: Any) -> None:

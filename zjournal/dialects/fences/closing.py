@@ -18,7 +18,7 @@ from zjournal.dialects.fences.texts import SPACE, folded
 ANY = "(?s:.*)"
 TAG_CHARACTERS = 60  # in a bounded value, behind a `<` that may begin its end
 PARTS = 4  # of a bounded value; in the first one a `<` may come that begins no end
-LEAST_MAX = 1000  # characters that a value may have to have
+LEAST_MAX = 2000  # characters that a value may have to have
 _BOUNDED_MIN = 8  # shorter values are told once
 # Any bytes. Without ANY there would be left what is not UTF-8, and the engine counts to the end to see that it is none.
 BYTES = r"(~/[^\s\S]/)"
