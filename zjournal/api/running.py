@@ -34,6 +34,9 @@ OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
 
+# What the engine says of one response.
+Said = wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Looped | wire.Finished | wire.Failed
+
 _CHANGES: dict[str, type[events.CacheAdmitted | events.CacheEvicted]] = {
     "admit": events.CacheAdmitted,
     "evict": events.CacheEvicted,
@@ -260,16 +263,21 @@ class Runs:
             ):
                 running = self._running.get(message.request)
                 if running is not None and not running.ending:  # else the journal failed under it and it was told so
-                    self._response_said(running, message)
+                    self._hear(running, message)
             case _:
                 assert isinstance(message, MESSAGES), message
                 self._snapshots.said(message)
 
-    def _response_said(
-        self,
-        running: Running,
-        message: wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Looped | wire.Finished | wire.Failed,
-    ) -> None:
+    def _hear(self, running: Running, message: Said) -> None:
+        """Takes what the engine says of one response; a fault of ours in it ends that response and no other."""
+        try:
+            self._response_said(running, message)
+        except Exception:
+            log.exception("%s: what the engine said of it could not be told", running.accepted.response)
+            self.cancel(running.accepted.response)
+            self._fail(running, "server_error", "The server failed on this response.")
+
+    def _response_said(self, running: Running, message: Said) -> None:
         match message:
             case wire.Restored() | wire.NearMiss():
                 if isinstance(message, wire.NearMiss):

@@ -125,6 +125,37 @@ def test_a_full_disk_fails_the_response_and_its_end_is_written_later(
     assert verify(tmp_path).fault is None
 
 
+def test_a_fault_of_ours_ends_the_response_that_it_is_in_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once went up to the event loop, and all clients were lost; the one that resent met it again."""
+
+    async def main(journal: Journal) -> None:
+        engine = Engine()
+        runs = runs_of(journal, engine)
+        begin(runs, journal, "r1")
+        begin(runs, journal, "r2")
+        held = {name: runs.tail(name) for name in ("r1", "r2")}
+        with monkeypatch.context() as broken:
+            broken.setattr(Runs, "reader", lambda *_: 1 // 0)
+            runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9, 9])))
+            runs.engine_said(wire.Finished(request="r1", reason="stop", output=2))
+        runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([9])))
+        runs.engine_said(wire.Finished(request="r2", reason="stop", output=1))
+        tails = [held["r1"], held["r2"]]
+        await until(lambda: all(tail is not None and tail.end is not None for tail in tails))
+        first, second = (tail.end for tail in tails if tail is not None)
+        assert isinstance(first, ask.Broke) and first.code == "server_error"
+        assert isinstance(second, ask.Ended) and second.reason == "stop"
+        assert engine.cancelled == ["r1"] and len(runs) == 0
+        kinds = [type(fact.event).__name__ for fact in journal.read_response("r1")]
+        assert kinds[-2:] == ["TokensSampled", "ResponseFailed"]
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
 def test_an_end_is_not_written_after_tokens_that_were_lost(tmp_path: Path) -> None:
     """The disk is full for one moment, between a batch of tokens and the end."""
 
