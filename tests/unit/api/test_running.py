@@ -137,7 +137,7 @@ def test_a_fault_of_ours_ends_the_response_that_it_is_in_and_no_other(
         begin(runs, journal, "r2")
         held = {name: runs.tail(name) for name in ("r1", "r2")}
         with monkeypatch.context() as broken:
-            broken.setattr(Runs, "reader", lambda *_: 1 // 0)
+            broken.setattr(running, "items_of", lambda *_: 1 // 0)
             runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9, 9])))
             runs.engine_said(wire.Finished(request="r1", reason="stop", output=2))
         runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([9])))
