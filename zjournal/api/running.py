@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from zjournal import ask, errors
 from zjournal.api import said
@@ -30,6 +31,8 @@ from zjournal.sessions.served import Served
 
 FLUSH_TOKENS = 64  # promise 3
 FLUSH_S = 0.05
+ANSWER = -1  # in place of a call's index: the text of the answer
+UNCHECKED = "it was not checked"
 OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
@@ -58,6 +61,10 @@ class Running:
         self.deltas: list[ask.Delta] = []  # what it has said by now
         self.whole: list[ask.CallEnded] = []  # the calls in it that are whole
         self.calls = 0  # of them, those whose facts were handed to the journal
+        self.looked = 0  # of them, those that `check` has or needs not
+        self.looking: set[int] = set()  # the calls, or ANSWER, that a thread looks at
+        self.wrong: dict[int, str] = {}  # what was found wrong with them
+        self.finished: wire.Finished | None = None  # it ends once nothing is looked at any more
         self.started = time.monotonic()
         self.first_token: float | None = None
         self.prompt = prompt
@@ -77,6 +84,11 @@ class Running:
         """What it says next."""
         self.deltas += deltas
         self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
+
+    @property
+    def told(self) -> int:
+        """How many of its whole calls can become facts: not those that are still looked at, nor any behind."""
+        return next((n for n, one in enumerate(self.whole) if one.index in self.looking), len(self.whole))
 
     def call_id(self, index: int) -> str:
         """The id of one of its calls."""
@@ -331,7 +343,8 @@ class Runs:
         assert len(tail.logprobs) == (len(tail.ids) if running.accepted.logprobs >= 0 else 0)
         for token in ids:
             running.hear(running.reader.feed(token))
-        if len(tail.ids) - running.flushed >= FLUSH_TOKENS or len(running.whole) > running.calls:
+        self._look(running)
+        if len(tail.ids) - running.flushed >= FLUSH_TOKENS or running.told > running.calls:
             self._flush(running)
         elif running.timer is None:
             running.timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush, running)
@@ -358,16 +371,43 @@ class Runs:
         """The facts of the calls that are whole and are no facts yet."""
         tenant, response = running.accepted.tenant, running.accepted.response
         facts = []
-        for ended in running.whole[running.calls :]:
+        whole = running.whole if running.ending else running.whole[: running.told]
+        for ended in whole[running.calls :]:
             key = identity.call_key(self._journal.secret, tenant, running.call_id(ended.index))
             called = events.ToolCalled(tenant=tenant, response=response, call=key, index=ended.index)
-            wrong = ended.fault
-            if running.check is not None and not wrong:
-                wrong = running.check.call(running.deltas, ended.index)
+            unknown = UNCHECKED if ended.index in running.looking else ""  # it ends without having been looked at
+            wrong = ended.fault or running.wrong.get(ended.index, unknown)
             facts.append(events.Fact(called, payload=wrong.encode("utf-8", "backslashreplace")))
             self._metrics.called("faulty" if wrong else "whole")
         running.calls += len(facts)
         return facts
+
+    def _look(self, running: Running) -> None:
+        """Has calls that are whole looked at."""
+        check = running.check
+        for ended in running.whole[running.looked :]:
+            if check is not None and not ended.fault and check.concerns(running.deltas, ended.index):
+                self._beside(running, ended.index, partial(check.call, tuple(running.deltas), ended.index))
+        running.looked = len(running.whole)
+
+    def _beside(self, running: Running, index: int, work: Callable[[], str]) -> None:
+        """Looks at a call or the answer in a thread: a client's schema or grammar must hold up nobody else."""
+
+        def done(found: asyncio.Future[str]) -> None:
+            running.looking.discard(index)
+            if running.ending or found.cancelled():
+                return
+            error = found.exception()
+            if error is not None:
+                log.error("%s: a result could not be checked", running.accepted.response, exc_info=error)
+            running.wrong[index] = UNCHECKED if error is not None else found.result()
+            if running.told > running.calls:
+                self._flush(running)
+            if running.finished is not None:
+                self._finish_looked_at(running, running.finished)
+
+        running.looking.add(index)
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
 
     def _flush(self, running: Running) -> None:
         """Hands the tokens since the last flush to the journal."""
@@ -384,9 +424,20 @@ class Runs:
         self._record(running, facts, durable)
 
     def _finish(self, running: Running, message: wire.Finished) -> None:
-        accepted = running.accepted
         assert message.output == len(running.tail.ids), (message.output, len(running.tail.ids))
         running.hear(running.reader.end())
+        self._look(running)
+        check = running.check
+        if check is not None and check.format is not None:
+            self._beside(running, ANSWER, partial(check.answer, tuple(running.deltas)))
+        running.finished = message
+        self._finish_looked_at(running, message)
+
+    def _finish_looked_at(self, running: Running, message: wire.Finished) -> None:
+        """Ends a response, unless something in it is still looked at: then it is called again."""
+        if running.looking:
+            return
+        accepted = running.accepted
         answer = items_of(running.deltas, running.call_id)
         finished = events.ResponseFinished(
             tenant=accepted.tenant,
@@ -400,8 +451,7 @@ class Runs:
             decode_us=message.decode_us,
         )
         end = ask.Ended(message.reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
-        wrong = running.check.answer(running.deltas) if running.check is not None else ""
-        self._end(running, finished, end, wrong.encode("utf-8", "backslashreplace"))
+        self._end(running, finished, end, running.wrong.get(ANSWER, "").encode("utf-8", "backslashreplace"))
 
     def _fail(self, running: Running, code: str, message: str) -> None:
         accepted = running.accepted

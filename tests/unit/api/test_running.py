@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
 from zjournal.dialects.chatml import ChatML
-from zjournal.journal.events import LoopMet, RequestAccepted, ToolCalled
+from zjournal.journal.events import LoopMet, RequestAccepted, ResponseFinished, ToolCalled
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
 from zjournal.link import wire
 from zjournal.sessions import identity
+from zjournal.sessions.fences import Check
 from zjournal.sessions.follow import Tail, follow, recorded_tail
 from zjournal.sessions.items import items_of
 from zjournal.sessions.reading import Model, Terms
@@ -70,14 +72,16 @@ class Served:
     )
 
 
-def begin(runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = ()) -> None:
+def begin(
+    runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = (), check: Check | None = None
+) -> None:
     facts = accepted(journal, response)
     journal.append(facts).result()
     request = facts[0].event
     assert isinstance(request, RequestAccepted)
     sampling = wire.Sampling(0.0, 1.0, 0, 7)
     generate = wire.Generate(request=response, tokens=b"", namespace="n", sampling=sampling, max_tokens=9)
-    runs.begin(request, 4, Terms(tools), generate)
+    runs.begin(request, 4, Terms(tools), generate, check)
 
 
 def runs_of(journal: Journal, engine: Engine) -> Runs:
@@ -154,6 +158,66 @@ def test_a_fault_of_ours_ends_the_response_that_it_is_in_and_no_other(
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()
         asyncio.run(main(journal))
+
+
+class Slow(Check, frozen=True):
+    """A check that takes its time."""
+
+    def call(self, deltas: Sequence[ask.Delta], index: int) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        assert LET.wait(WAIT_S)
+        return super().call(deltas, index)
+
+    def answer(self, deltas: Sequence[ask.Delta]) -> str:
+        return f"not that: {len(deltas)}"
+
+
+LET = threading.Event()
+LOOSE = ask.ToolSpec("ls", parameters=b'{"required": ["path"], "not": {}}')
+
+
+def test_calls_are_looked_at_beside_the_event_loop_and_told_in_order(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        LET.clear()
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", (LOOSE,), Slow((LOOSE,), ask.Format("json_object")))
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2, 1, 3, 2, 9])))
+        runs.engine_said(wire.Finished(request="r1", reason="stop", output=7))
+        await until(lambda: tail.durable == 7)
+        assert tail.calls == 0 and tail.end is None, "no call is told before it is written down"
+        LET.set()
+        await until(lambda: tail.end is not None)
+        assert tail.calls == 2 and len(runs) == 0
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+        facts = list(journal.read())
+        called = [(fact.event.index, fact.payload) for fact in facts if isinstance(fact.event, ToolCalled)]
+        assert [index for index, _ in called] == [0, 1]
+        assert all(b"required property" in payload for _, payload in called)
+        assert isinstance(facts[-1].event, ResponseFinished) and facts[-1].payload.startswith(b"not that")
+
+
+def test_what_is_not_looked_at_when_a_response_fails_is_told_so(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        LET.clear()
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", (LOOSE,), Slow((LOOSE,), None))
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2])))
+        runs.engine_said(wire.Failed("r1", "engine_error", "gone"))
+        await until(lambda: tail.end is not None)
+        LET.set()
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+        payloads = [fact.payload for fact in journal.read() if isinstance(fact.event, ToolCalled)]
+        assert payloads == [running.UNCHECKED.encode()]
 
 
 def test_an_end_is_not_written_after_tokens_that_were_lost(tmp_path: Path) -> None:

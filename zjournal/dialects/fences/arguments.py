@@ -9,6 +9,7 @@ import msgspec
 
 from zjournal import ask
 from zjournal.dialects.base import parse_json
+from zjournal.dialects.fences.costs import Costs
 from zjournal.dialects.fences.schema import MEMBERS_MAX, Problem, Reader, Schema, endings, ends
 from zjournal.dialects.values import TYPES, allowed
 from zjournal.errors import BadRequest
@@ -48,8 +49,10 @@ class Arguments(msgspec.Struct, frozen=True):
         return sum(one.required for one in self.parameters)
 
 
-def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
+def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset(), costs: Costs | None = None) -> Arguments:
     """The arguments of a tool. `loose`: paths of parameters whose schema the grammar engine refuses: they are free.
+
+    `costs`: what is known of the request's patterns.
 
     Raises BadRequest if they are no JSON object, beyond the limits, or such that no call can be right.
     """
@@ -57,7 +60,7 @@ def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
     root = parse_json(tool.parameters, path)
     if not isinstance(root, Mapping):
         raise BadRequest("the parameters of a function are a JSON object", param=path)
-    reader = Reader(root, path)
+    reader = Reader(root, path, costs)
     reader.read({key: value for key, value in root.items() if key not in _KEPT and key not in _WHOLE}, path)
     reader.problems += [Problem(f"{path}.{key}", "cannot be kept for all arguments") for key in _WHOLE if key in root]
     names = _names(root, path, reader)

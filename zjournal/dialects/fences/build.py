@@ -15,6 +15,7 @@ from zjournal.dialects.base import Dialect, parse_json
 from zjournal.dialects.fences import arguments, custom
 from zjournal.dialects.fences.arguments import Parameter
 from zjournal.dialects.fences.calls import Calls, Piece, alone
+from zjournal.dialects.fences.costs import Costs
 from zjournal.dialects.fences.lark import Writer, pattern
 from zjournal.dialects.fences.schema import Problem, Reader, Schema, endings, ends, parts
 from zjournal.dialects.fences.trees import Trees
@@ -165,6 +166,7 @@ class _Work:
         self.whole = not tools or choice.mode == "required" or form is not None or bare
         self.problems: list[tuple[bool, Problem]] = []  # whether it was to be kept strictly
         self._loose: set[str] = set()
+        self._costs = Costs()
         self._plain = False
 
     def run(self) -> str:
@@ -204,7 +206,7 @@ class _Work:
     def _write(self) -> tuple[str, list[Piece]]:
         writer = Writer(self._tags)
         calls = Calls(self._form, writer, self._plain)
-        read = [arguments.read(tool, frozenset(self._loose)) for tool in self._tools]
+        read = [arguments.read(tool, frozenset(self._loose), self._costs) for tool in self._tools]
         rules = [calls.call(one) for one in read]
         for one in read:
             self.problems += [(one.tool.strict, problem) for problem in one.problems]
@@ -259,7 +261,7 @@ class _Work:
         assert form is not None
         path = f"{form.path}.schema" if form.path else "schema"
         origin = parse_json(form.schema, path) if form.kind == "json_schema" else {"type": "object"}
-        reader = Reader(origin, path)
+        reader = Reader(origin, path, self._costs)
         schema: Schema = True if path in self._loose else reader.read(origin, path)
         if form.kind == "json_object":
             schema = {"type": "object"}
@@ -309,7 +311,7 @@ class _Work:
         for count, (schema, path) in enumerate(parts(piece.parameter.origin, piece.parameter.path)):
             if count >= LOOKED_AT_MAX:
                 break
-            reader = Reader(root, path)
+            reader = Reader(root, path, self._costs)
             read = reader.read(schema, path)
             if LLMatcher.validate_grammar(alone(read, reader.defs, ()), None, limits=custom.limits()):
                 keys = ("pattern", "oneOf", "minProperties", "maxProperties", "patternProperties", "multipleOf", "enum")

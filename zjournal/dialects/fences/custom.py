@@ -7,6 +7,7 @@ import re
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from zjournal import ask
+from zjournal.dialects.fences import costs
 from zjournal.errors import BadRequest
 
 DEFINITION_BYTES_MAX = 1 << 16
@@ -39,6 +40,10 @@ def check(grammar: ask.Grammar) -> None:
     error = LLMatcher.validate_grammar(source(grammar), None, limits=limits())
     if error:
         raise BadRequest(f"`{path}`: {first_line(error)}", param=path)
+    letters = "".join(_QUOTED.findall(grammar.definition)) if grammar.syntax == "lark" else grammar.definition
+    error = costs.tried(source(grammar), letters)
+    if error:
+        raise BadRequest(f"`{path}`: the grammar would cost the engine too much ({error}).", param=path)
     if empty(source(grammar)):
         raise BadRequest(f"`{path}`: no text is of this grammar.", param=path)
 
