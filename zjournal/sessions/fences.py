@@ -119,7 +119,7 @@ class Check(msgspec.Struct, frozen=True):
         return cls(tools, form) if tools or form is not None else None
 
     def concerns(self, deltas: Sequence[ask.Delta], index: int) -> bool:
-        """Whether a call is one that `call` looks at, which takes a second at most, and should have a thread."""
+        """Whether a call is one that `call` looks at, which belongs into a thread."""
         return self._tool(deltas, index) is not None
 
     def call(self, deltas: Sequence[ask.Delta], index: int) -> str:
