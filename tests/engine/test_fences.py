@@ -33,7 +33,7 @@ from tests.engine.fencing import (
     text,
 )
 from zjournal.engine.decoding import steering
-from zjournal.engine.decoding.fence import State
+from zjournal.engine.decoding.fence import Compiled, State
 from zjournal.engine.decoding.vocabulary import Vocabulary
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import BLOCK_TOKENS, Slice
@@ -400,6 +400,23 @@ def test_a_matcher_that_breaks_fails_its_request_alone(engine: Engine, monkeypat
     state._matcher.consume_token(ID[b"x"])  # as an internal error leaves it
     engine.run()
     assert engine.ends == {"bad": "fence_error", "good": "stop"}
+
+
+def test_a_fence_that_cannot_go_on_says_which_limit_it_met() -> None:
+    """It once said that a token had come that the grammar does not have. No word of the grammar stands in a fact."""
+    state = State(Compiled(fencing.vocabulary(), wire.Fence(grammar='start: "secret"{100000}\n', whole=True)), (END,))
+    with pytest.raises(FenceFailed, match="broke off: parser error: Too many items") as caught:
+        for byte in b"secret" * 3:
+            state.legal()
+            state.feed(ID[bytes([byte])])
+    assert "secret" not in caught.value.message
+    rule = "start: /(?s:.*)a.{40}b/\n"
+    state = State(Compiled(fencing.vocabulary(), wire.Fence(grammar=rule, whole=True)), (END,))
+    chance = random.Random(3)
+    with pytest.raises(FenceFailed, match="broke off: lexer error: too many states"):
+        for _ in range(100_000):
+            state.legal()
+            state.feed(ID[chance.choice([b"a", b"x"])])
 
 
 def test_after_a_restart_the_same_tokens_come(path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -45,18 +45,44 @@ ROUNDS = (
 )
 
 
+O08 = '{"path":"notes/tea.md","edits":[{"new_string":"oolong","old_string":"sencha"}]}'  # the report's own input
+EMPTY = "<think>\n\n</think>\n\n"
+MORE = (*ROUNDS, thinking(6, called(LOOK)), thinking(7, "Well."), thinking(8, "Well, well."))
+
+# What the model says to whom, in order: the name stands in brackets in the first message.
+SAID: dict[str, tuple[str, ...]] = {
+    **{f"ds4, {change}": ROUNDS for change in ("as_it_is", "stripped")},
+    **dict.fromkeys(("arguments of call 0", "name of call 1", "order of calls", "call ids"), ROUNDS),
+    "in part": (thinking(1, f"{called(LOOK)}\n{called(EDIT)}"), "Done.", "And more."),
+    "other thoughts": ROUNDS,
+    "o08": (called(O08), "Done."),
+    **{f"o09, {change}": MORE for change in ("as_it_is", "stripped", "_emptied")},
+    "o09, thinking off": (EMPTY + called(LOOK), EMPTY + "One.", EMPTY + "Two.", EMPTY + "Three."),
+    "r03": ("One.", "Two.", "Three."),
+    "r24": (ROUNDS[0], "Well.", "Well.", "Well."),
+    "killed": ROUNDS[:2],
+    "compacted": (*ROUNDS, "Well."),
+    "kept": MORE,
+    **dict.fromkeys(("forked", "left out", "faithful"), ROUNDS),
+    **dict.fromkeys(("chained", "resent", "resent without thoughts"), ROUNDS),
+    "resent, then chained": (*ROUNDS[:2], "Done."),
+    "both protocols": (ROUNDS[1], "Done."),
+    "two tenants": (ROUNDS[0], "Done.", "Done."),
+}
+
+
 class Agent:
     """A Chat Completions client in a tool loop; `change` is what it makes of each answer that it sends back."""
 
     def __init__(
-        self, server: Server, change: Callable[[dict[str, Any]], dict[str, Any]], name: str = "", **more: Any
+        self, server: Server, change: Callable[[dict[str, Any]], dict[str, Any]], name: str, **more: Any
     ) -> None:
-        """`name` stands at the beginning, so that agents share no more than the tools."""
+        """`name`, one of SAID, stands at the beginning, so that agents share no more than the tools."""
         self._server = server
         self._change = change
         tools = [{"type": "function", "function": {"name": name, "parameters": TOOL}} for name in ("edit", "list")]
         self._more = {"model": "default", "tools": tools, **more}
-        first = f"{name}Make it oolong. " + "Be careful. " * 20
+        first = f"[{name}] Make it oolong. " + "Be careful. " * 20
         self.messages: list[dict[str, Any]] = [{"role": "user", "content": first}]
         self.answers: list[dict[str, Any]] = []
 
@@ -95,20 +121,19 @@ def stripped(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    open_servers = []
+def serve(folder: Path, *flags: str) -> Server:
+    """A server, not started, whose model says to each agent what SAID has for its name."""
+    turns = ({"text": text, "when": f"[{name}]"} for name, texts in SAID.items() for text in texts)
+    return Server(folder / "data", *flags, model=scripted(folder, *turns, dialect="chatml+think"))
 
-    def start(*turns: str, flags: tuple[str, ...] = (), name: str = "data") -> Server:
-        model = scripted(tmp_path, *({"text": text} for text in turns), dialect="chatml+think")
-        server = Server(tmp_path / name, *flags, model=model)
-        server.start()
-        open_servers.append(server)
-        return server
 
-    yield start
-    for server in open_servers:
-        server.__exit__()
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests of the default setting: to start one takes longer than most tests."""
+    with serve(tmp_path_factory.mktemp("replay")) as running:
+        yield running
+        assert running.terminate() == 0
+        verify(running.data_dir)
 
 
 def facts(server: Server, response: str) -> list[Any]:
@@ -164,21 +189,18 @@ def assert_only_deltas(server: Server, answers: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("change", [as_it_is, stripped], ids=lambda change: change.__name__)
-def test_ds4_four_tool_rounds_prefill_only_what_is_new(serve: Callable[..., Server], change: Any) -> None:
+def test_ds4_four_tool_rounds_prefill_only_what_is_new(server: Server, change: Any) -> None:
     """The report of ds4, O08 and O09 (variants A and B): thoughts left out, calls with sorted keys and other spaces."""
-    server = serve(*ROUNDS)
-    agent = Agent(server, change)
+    agent = Agent(server, change, f"ds4, {change.__name__}")
     agent.loop()
     assert [len(a["choices"][0]["message"].get("tool_calls") or []) for a in agent.answers] == [1, 1, 2, 1, 0]
     assert agent.answers[1]["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == EDIT
     assert THOUGHTS in agent.answers[1]["choices"][0]["message"]["reasoning_content"]
-    assert server.terminate() == 0
     assert_only_deltas(server, agent.answers)
     restored = [accepted(server, answer).restored for answer in agent.answers]
     assert restored == ([0, 1, 2, 3, 4] if change is stripped else [0] * 5)
     assert not any(accepted(server, answer).forks for answer in agent.answers)
     assert {accepted(server, answer).reasoning_replay for answer in agent.answers} == {"auto"}
-    verify(server.data_dir)
 
 
 def changing(index: int, change: Callable[[list[dict[str, Any]]], None]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -220,12 +242,10 @@ CHANGES = (
 )
 
 
-def test_what_a_client_changed_is_rendered_as_sent_and_the_fork_is_recorded(serve: Callable[..., Server]) -> None:
-    server = serve(*ROUNDS * len(CHANGES))
-    agents = [Agent(server, changing(index, change), f"{told}: ") for index, change, told, _ in CHANGES]
+def test_what_a_client_changed_is_rendered_as_sent_and_the_fork_is_recorded(server: Server) -> None:
+    agents = [Agent(server, changing(index, change), told) for index, change, told, _ in CHANGES]
     for agent in agents:
         agent.loop()
-    assert server.terminate() == 0
     for agent, (index, _, told, seen) in zip(agents, CHANGES, strict=True):
         assert_only_deltas(server, agent.answers[: index + 1])
         forked, later = agent.answers[index + 1], agent.answers[index + 2 :]
@@ -235,12 +255,10 @@ def test_what_a_client_changed_is_rendered_as_sent_and_the_fork_is_recorded(serv
         assert shared >= agent.answers[index]["usage"]["prompt_tokens"], "all but the answer itself"
         assert [accepted(server, answer).forks for answer in later] == [()] * (3 - index), "told once"
         assert_only_deltas(server, agent.answers[index + 1 :])
-    verify(server.data_dir)
 
 
-def test_a_set_of_parallel_calls_in_part_is_a_change(serve: Callable[..., Server]) -> None:
-    server = serve(thinking(1, f"{called(LOOK)}\n{called(EDIT)}"), "Done.", "And more.")
-    agent = Agent(server, as_it_is)
+def test_a_set_of_parallel_calls_in_part_is_a_change(server: Server) -> None:
+    agent = Agent(server, as_it_is, "in part")
     _, second = agent.ask()["tool_calls"]
     for kept, told in (([second], "calls left out"), ([], "left out")):
         last = (
@@ -251,13 +269,11 @@ def test_a_set_of_parallel_calls_in_part_is_a_change(serve: Callable[..., Server
         assert accepted(server, agent.answers[-1]).forks == ((agent.answers[0]["id"], told),)
 
 
-def test_thoughts_that_a_client_changed_are_its_own(serve: Callable[..., Server]) -> None:
-    server = serve(*ROUNDS)
-
+def test_thoughts_that_a_client_changed_are_its_own(server: Server) -> None:
     def other(message: dict[str, Any]) -> dict[str, Any]:
         return {**message, "reasoning_content": "Something else."}
 
-    agent = Agent(server, other)
+    agent = Agent(server, other, "other thoughts")
     agent.loop()
     last = agent.answers[-1]
     assert [accepted(server, answer).forks for answer in agent.answers[1:]] == [
@@ -267,28 +283,25 @@ def test_thoughts_that_a_client_changed_are_its_own(serve: Callable[..., Server]
     assert "<think>\nSomething else.\n</think>\n\n<tool_call>" in text and THOUGHTS not in text
 
 
-def test_o08_sorted_keys_and_other_spaces_reuse_the_answer(serve: Callable[..., Server]) -> None:
+def test_o08_sorted_keys_and_other_spaces_reuse_the_answer(server: Server) -> None:
     """Field report O08, with its own input; a tool's schema keeps the client's order of keys."""
-    arguments = '{"path":"notes/tea.md","edits":[{"new_string":"oolong","old_string":"sencha"}]}'
     sent = '{"edits": [{"old_string": "sencha", "new_string": "oolong"}], "path": "notes/tea.md"}'
-    server = serve(called(arguments), "Done.")
 
     def sorted_keys(message: dict[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls") or []:
-            assert call["function"]["arguments"] == arguments
+            assert call["function"]["arguments"] == O08
             call["function"]["arguments"] = sent
         return message
 
-    agent = Agent(server, sorted_keys)
+    agent = Agent(server, sorted_keys, "o08")
     agent.loop()
-    assert server.terminate() == 0
     assert_only_deltas(server, agent.answers)
     text = prompt(server, agent.answers[1])[1]
-    assert arguments in text and sent not in text
+    assert O08 in text and sent not in text
     assert '{"type": "object", "properties": {"path": {"type": "string"}, "edits": {"type": "array"}}}' in text
 
 
-def _loop_then_human(server: Server, change: Any, name: str = "") -> Agent:
+def _loop_then_human(server: Server, change: Any, name: str) -> Agent:
     agent = Agent(server, change, name)
     agent.loop()
     agent.say("Thank you. And now?")
@@ -298,21 +311,17 @@ def _loop_then_human(server: Server, change: Any, name: str = "") -> Agent:
     return agent
 
 
-MORE = (*ROUNDS, thinking(6, called(LOOK)), thinking(7, "Well."), thinking(8, "Well, well."))
-
-
 def _emptied(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "reasoning_content": ""}
 
 
-def test_o09_a_human_turn_leaves_thoughts_out_as_the_dialect_does(serve: Callable[..., Server]) -> None:
+VARIANTS = (as_it_is, stripped, _emptied)
+
+
+def test_o09_a_human_turn_leaves_thoughts_out_as_the_dialect_does(server: Server) -> None:
     """Field report O09, variants A to C: never from 0, told in the journal, and the same prompt whatever was sent."""
-    variants = (as_it_is, stripped, _emptied)
-    server = serve(*MORE * len(variants))
-    agents = [_loop_then_human(server, change, f"{change.__name__}: ") for change in variants]
-    assert server.terminate() == 0
-    for agent in agents:
-        _assert_thoughts_left_out(server, agent)
+    for change in VARIANTS:
+        _assert_thoughts_left_out(server, _loop_then_human(server, change, f"o09, {change.__name__}"))
     with Reader.open(server.data_dir) as reader:
         started = reader.engine_before(reader.head + 1)
     assert [line.partition(":")[0] for line in started.unstable] == ["thoughts", "thoughts behind a tool loop"]
@@ -334,79 +343,83 @@ def _assert_thoughts_left_out(server: Server, agent: Agent) -> None:
     assert "does not keep its thoughts any longer (template dropped)" in told["reason"]
 
 
-def test_o09_all_thoughts_can_be_kept(serve: Callable[..., Server]) -> None:
+class Settings(NamedTuple):
+    """Agents on one journal under two settings; `forked` met both, two answers under `all` and one under `off`."""
+
+    server: Server
+    kept: Agent
+    forked: Agent
+    left_out: Agent
+    faithful: Agent
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    with serve(tmp_path_factory.mktemp("settings"), "--reasoning-replay", "all") as server:
+        kept = _loop_then_human(server, stripped, "kept")
+        forked = Agent(server, stripped, "forked")
+        for _ in range(2):
+            (call,) = forked.ask()["tool_calls"]
+            forked.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "R"})
+        server.flags[server.flags.index("all")] = "off"
+        server.restart()
+        forked.ask()
+        left_out, faithful = Agent(server, stripped, "left out"), Agent(server, as_it_is, "faithful")
+        left_out.loop()
+        faithful.loop()
+        assert server.terminate() == 0
+        yield Settings(server, kept, forked, left_out, faithful)
+
+
+def test_o09_all_thoughts_can_be_kept(settings: Settings) -> None:
     """The setting `all`: what was sampled stays as it is, and a human turn costs nothing."""
-    server = serve(*MORE, flags=("--reasoning-replay", "all"))
-    agent = _loop_then_human(server, stripped)
-    assert server.terminate() == 0
+    server, agent = settings.server, settings.kept
     assert_only_deltas(server, agent.answers)
     assert {accepted(server, answer).reasoning_replay for answer in agent.answers} == {"all"}
     assert {accepted(server, answer).rewritten for answer in agent.answers} == {0}
 
 
-def test_o09_thoughts_that_a_client_left_out_stay_out_if_that_is_wanted(serve: Callable[..., Server]) -> None:
+def test_o09_thoughts_that_a_client_left_out_stay_out_if_that_is_wanted(settings: Settings) -> None:
     """The setting `off`: what the client has is what the model sees; what it sends back is replayed all the same."""
-    server = serve(*ROUNDS, flags=("--reasoning-replay", "off"))
-    agent = Agent(server, stripped)
-    agent.loop()
+    server, agent, faithful = settings.server, settings.left_out, settings.faithful
     assert THOUGHTS not in prompt(server, agent.answers[-1])[1]
     for before, after in pairwise(agent.answers):
         assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= before["usage"]["prompt_tokens"]
     assert {accepted(server, answer).restored for answer in agent.answers} == {0}
     assert {accepted(server, answer).forks for answer in agent.answers} == {()}
-    server.kill()
-    server.start()
-    faithful = Agent(server, as_it_is)
-    faithful.loop()
-    assert server.terminate() == 0
     assert_only_deltas(server, faithful.answers)
     assert {accepted(server, answer).reasoning_replay for answer in faithful.answers} == {"off"}
 
 
-def test_o09_the_diff_says_that_the_client_left_thoughts_out(serve: Callable[..., Server]) -> None:
-    server = serve(*ROUNDS)
-    agent = Agent(server, stripped)
-    for _ in range(2):
-        (call,) = agent.ask()["tool_calls"]
-        agent.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "R"})
-    server.kill()
-    server.flags += ["--reasoning-replay", "off"]
-    server.start()
-    agent.ask()
-    told = diff(server, agent.answers[1], agent.answers[2])
+def test_o09_the_diff_says_that_the_client_left_thoughts_out(settings: Settings) -> None:
+    told = diff(settings.server, *settings.forked.answers[1:])
     assert (told["verdict"], told["reason"]) == ("client-changed", "the client left out the thoughts of an answer")
     assert told["b"]["path"] == "messages[1].tool_calls[0].function"
 
 
-def test_o09_thinking_off_reuses_all(serve: Callable[..., Server]) -> None:
+def test_o09_thinking_off_reuses_all(server: Server) -> None:
     """Field report O09, variant D: an empty pair of tags was sampled, and stays in the prompt."""
-    empty = "<think>\n\n</think>\n\n"
-    server = serve(empty + called(LOOK), empty + "One.", empty + "Two.", empty + "Three.")
-    agent = Agent(server, stripped)
+    agent = Agent(server, stripped, "o09, thinking off")
     agent.loop()
     for text in ("And now?", "And then?"):
         agent.say(text)
         agent.ask()
-    assert server.terminate() == 0
     assert_only_deltas(server, agent.answers)
-    assert prompt(server, agent.answers[-1])[1].count(empty) == 3
+    assert prompt(server, agent.answers[-1])[1].count(EMPTY) == 3
 
 
-def test_r03_another_effort_is_the_same_prompt(serve: Callable[..., Server]) -> None:
+def test_r03_another_effort_is_the_same_prompt(server: Server) -> None:
     """Field report R03: the effort stood in the prompt's head, and changing it cost 54 s in place of 5."""
-    server = serve("One.", "Two.", "Three.")
-    agent = Agent(server, as_it_is)
+    agent = Agent(server, as_it_is, "r03")
     for effort in ("low", "high", "none"):
         agent._more["reasoning_effort"] = effort
         agent.ask()
         agent.say("And now?")
-    assert server.terminate() == 0
     assert_only_deltas(server, agent.answers)
 
 
-def test_after_a_kill_the_loop_goes_on_where_it_was(serve: Callable[..., Server]) -> None:
-    server = serve(*ROUNDS[:2])
-    agent = Agent(server, stripped)
+def test_after_a_kill_the_loop_goes_on_where_it_was(server: Server) -> None:
+    agent = Agent(server, stripped, "killed")
     agent.ask()
     server.restart()
     calls = agent.answers[0]["choices"][0]["message"]["tool_calls"]
@@ -418,12 +431,11 @@ def test_after_a_kill_the_loop_goes_on_where_it_was(serve: Callable[..., Server]
     assert accepted(server, agent.answers[1]).parent == agent.answers[0]["id"]
 
 
-def test_an_answer_is_known_by_its_calls_where_what_stood_before_it_was_changed(serve: Callable[..., Server]) -> None:
+def test_an_answer_is_known_by_its_calls_where_what_stood_before_it_was_changed(server: Server) -> None:
     """A compacted history: no digest of it is known, the calls in it are; and it does not need the old turn to live."""
-    server = serve(*ROUNDS)
-    agent = Agent(server, stripped)
+    agent = Agent(server, stripped, "compacted")
     agent.loop()
-    agent.messages[0] = {"role": "user", "content": "In short: make it oolong."}
+    agent.messages[0] = {"role": "user", "content": "In short, [compacted]: make it oolong."}
     agent.messages[-1:] = [{"role": "user", "content": "Go on."}]
     agent._more["prompt_cache_key"] = "another"
     agent.ask()
@@ -437,8 +449,6 @@ def test_an_answer_is_known_by_its_calls_where_what_stood_before_it_was_changed(
     assert '"new_string":"oolong","old_string":"sencha"' in text, "as it was sampled"
     assert zj("sessions", "delete", first, "--yes", *flags).returncode == 0
     assert prompt(server, last) == (ids, text)
-    assert server.terminate() == 0
-    verify(server.data_dir)
 
 
 def _turns(server: Server, answers: list[dict[str, Any]]) -> list[Any]:
@@ -446,10 +456,9 @@ def _turns(server: Server, answers: list[dict[str, Any]]) -> list[Any]:
         return [reader.turn(answer["id"]) for answer in answers]
 
 
-def test_r24_orphans_are_taken(serve: Callable[..., Server]) -> None:
+def test_r24_orphans_are_taken(server: Server) -> None:
     """Field report R24: a call without its result or a result without its call made each later request a 400."""
-    server = serve(ROUNDS[0], "Well.", "Well.", "Well.")
-    agent = Agent(server, as_it_is)
+    agent = Agent(server, as_it_is, "r24")
     call = agent.ask()["tool_calls"][0]
     agent.say("Are you there?")
     agent.ask()
@@ -464,7 +473,7 @@ def test_r24_orphans_are_taken(serve: Callable[..., Server]) -> None:
         {"type": "function_call", "call_id": call["id"], "name": "edit", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "nobody", "output": "a result of nothing"},
     ]
-    assert server.respond(input=[*items, {"role": "user", "content": "x"}])["status"] == "completed"
+    assert server.respond(input=[*items, {"role": "user", "content": "[r24]"}])["status"] == "completed"
 
 
 # --- Responses ----------------------------------------------------------------------------------------
@@ -472,26 +481,26 @@ def test_r24_orphans_are_taken(serve: Callable[..., Server]) -> None:
 FUNCTIONS = [{"type": "function", "name": name, "parameters": TOOL} for name in ("edit", "list")]
 
 
-def test_the_same_on_responses(serve: Callable[..., Server]) -> None:
+WAYS = ("chained", "resent", "resent without thoughts")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_same_on_responses(server: Server, how: str) -> None:
     """By `previous_response_id`, and with all items sent again, with the reasoning items and without."""
-    ways = ("chained", "resent", "resent without thoughts")
-    server = serve(*ROUNDS * len(ways))
-    told = {how: _on_responses(server, how) for how in ways}
-    assert server.terminate() == 0
-    for how, answers in told.items():
-        assert len(answers) == 5
-        for before, after in pairwise(answers):
-            wanted = prompt(server, before)[0] + sampled(server, before)
-            assert prompt(server, after)[0][: len(wanted)] == wanted
-            assert len(wanted) - after["usage"]["input_tokens_details"]["cached_tokens"] in (0, 1)
-            assert accepted(server, after).parent == before["id"]
-        restored = [accepted(server, answer).restored for answer in answers]
-        assert restored == ([0, 1, 2, 3, 4] if how == "resent without thoughts" else [0] * 5)
+    answers = _on_responses(server, how)
+    assert len(answers) == 5
+    for before, after in pairwise(answers):
+        wanted = prompt(server, before)[0] + sampled(server, before)
+        assert prompt(server, after)[0][: len(wanted)] == wanted
+        assert len(wanted) - after["usage"]["input_tokens_details"]["cached_tokens"] in (0, 1)
+        assert accepted(server, after).parent == before["id"]
+    restored = [accepted(server, answer).restored for answer in answers]
+    assert restored == ([0, 1, 2, 3, 4] if how == "resent without thoughts" else [0] * 5)
 
 
 def _on_responses(server: Server, how: str) -> list[dict[str, Any]]:
     """The answers of a tool loop."""
-    history: list[dict[str, Any]] = [{"role": "user", "content": f"{how}: make it oolong."}]
+    history: list[dict[str, Any]] = [{"role": "user", "content": f"[{how}] Make it oolong."}]
     previous: dict[str, Any] = {}
     sent = history
     answers = []
@@ -512,9 +521,8 @@ def _on_responses(server: Server, how: str) -> list[dict[str, Any]]:
             sent, previous = results, {"previous_response_id": answer["id"]}
 
 
-def test_a_history_that_was_resent_and_then_chained_is_replayed_as_it_was(serve: Callable[..., Server]) -> None:
-    server = serve(*ROUNDS[:2], "Done.")
-    user = {"role": "user", "content": "Make it oolong."}
+def test_a_history_that_was_resent_and_then_chained_is_replayed_as_it_was(server: Server) -> None:
+    user = {"role": "user", "content": "[resent, then chained] Make it oolong."}
     first = server.respond(input=[user], tools=FUNCTIONS)
     call = next(item for item in first["output"] if item["type"] == "function_call")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "R"}
@@ -527,9 +535,8 @@ def test_a_history_that_was_resent_and_then_chained_is_replayed_as_it_was(serve:
         assert prompt(server, after)[0][: len(wanted)] == wanted
 
 
-def test_what_was_said_in_one_protocol_is_known_in_the_other(serve: Callable[..., Server]) -> None:
-    server = serve(ROUNDS[1], "Done.")
-    agent = Agent(server, stripped)
+def test_what_was_said_in_one_protocol_is_known_in_the_other(server: Server) -> None:
+    agent = Agent(server, stripped, "both protocols")
     call = agent.ask()["tool_calls"][0]
     answer = server.respond(
         input=[
@@ -551,18 +558,23 @@ def test_what_was_said_in_one_protocol_is_known_in_the_other(serve: Callable[...
     assert prompt(server, answer)[0][: len(wanted)] == wanted
 
 
-def test_call_ids_of_another_tenant_mean_nothing(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_call_ids_of_another_tenant_mean_nothing(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a:sk-aaaaaaaaaaaaaaaa\nb:sk-bbbbbbbbbbbbbbbb\n")
     keys.chmod(0o600)
-    server = serve(ROUNDS[0], "Done.", "Done.", flags=("--api-key-file", str(keys)))
-    body: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "Make it oolong."}]}
+    with serve(tmp_path, "--api-key-file", str(keys)) as server:
+        _assert_only_the_owner_has_its_thoughts_back(server)
+
+
+def _assert_only_the_owner_has_its_thoughts_back(server: Server) -> None:
+    first_words = {"role": "user", "content": "[two tenants] Make it oolong."}
+    body: dict[str, Any] = {"model": "default", "messages": [first_words]}
     body["tools"] = [{"type": "function", "function": {"name": "edit", "parameters": TOOL}}]
     mine = {"Authorization": "Bearer sk-aaaaaaaaaaaaaaaa"}
     first = server.post("/v1/chat/completions", body, headers=mine).json()
     message = stripped(first["choices"][0]["message"])
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "R"}
-    body["messages"] = [{"role": "user", "content": "Something else."}, message, result]
+    body["messages"] = [{"role": "user", "content": "[two tenants] Something else."}, message, result]
     for key, thoughts in (("sk-bbbbbbbbbbbbbbbb", False), ("sk-aaaaaaaaaaaaaaaa", True)):
         answer = server.post("/v1/chat/completions", body, headers={"x-api-key": key}).json()
         assert (THOUGHTS in prompt(server, answer)[1]) == thoughts

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from tests.server.test_restart import verify
 from tests.serving import Server, scripted, zj
+from zjournal.journal.events import ToolCalled
+from zjournal.journal.reader import Reader
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "ls", "parameters": PARAMETERS}}]
@@ -36,6 +40,7 @@ SAID = {
     "say loose": THREE.replace("</tool_call>\n", "</tool_call> \n\n "),
     "say cut": CUT_CALL,
     "say thought": THOUGHT,
+    "say half": said("ls", '{"path": "\\ud800"}'),
     "say patch": said("patch", '{"input": "+ \\"low\\"\\n☃"}'),
 }
 TIMES = 20  # that each of them can be said
@@ -136,6 +141,20 @@ def test_a_round_trip_over_responses_streamed_and_not(server: Server, client: op
     turns = {turn["response"]: turn for turn in shown(server, whole.id)}
     assert turns[chained.id]["parent"] == whole.id
     assert [call["result_seen"] for call in turns[whole.id]["tool_calls"]] == [True] * 3
+
+
+def test_half_of_a_surrogate_pair_in_arguments_is_the_models_own_affair(
+    server: Server, client: openai.OpenAI, ask: Any
+) -> None:
+    """No UTF-8 has it: it ended the server, where the answer entered its history."""
+    user: Any = {"role": "user", "content": ask("say half")}
+    message = client.chat.completions.create(model="default", messages=[user], tools=CHAT_TOOLS).choices[0].message
+    (call,) = message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == '{"path": "\\ud800"}'
+    echoed: Any = message.model_dump(exclude_none=True)
+    results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "Now count them."}]
+    last = client.chat.completions.create(model="default", messages=[user, echoed, *results], tools=CHAT_TOOLS)
+    assert last.choices[0].message.content == "Three boats."
 
 
 def test_o24_parallel_calls_have_places_and_ids_of_their_own(server: Server, client: openai.OpenAI, ask: Any) -> None:
@@ -314,6 +333,43 @@ def test_calls_outlive_a_crash_and_say_that_no_result_was_seen(server: Server, c
     flat = "".join(page.split())
     assert "3toolcalls(noresultseen:" in flat
     assert first["output"][1]["call_id"] in flat and first["output"][2]["call_id"] not in flat
+
+
+def test_a_call_that_was_written_down_and_told_to_nobody_is_there_after_a_kill(tmp_path: Path) -> None:
+    """kill -9 behind the fact of a call and before a word of it: who asks later finds the call, and no result."""
+    turn = {"text": said("ls", '{"path": "a"}') + "\n" + said("ls", '{"path": "b"}'), "delay_ms": 40}
+    with Server(tmp_path / "data", model=scripted(tmp_path, turn)) as server:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.respond, input="go", tools=TOOLS)
+            with Reader.open(server.data_dir) as reader:
+                called = first(reader, ToolCalled, asked)
+            server.kill()
+            with pytest.raises(httpx.TransportError):
+                asked.result()
+        server.start()
+        got = server.http.get(f"/v1/responses/{called.response}").json()
+        assert (got["status"], got["error"]["code"]) == ("failed", "server_error")
+        assert [(item["name"], item["status"]) for item in got["output"] if item["type"] == "function_call"][:1] == [
+            ("ls", "completed")
+        ]
+        (turn_shown,) = shown(server, called.response)
+        (call,) = turn_shown["tool_calls"]
+        assert (call["id"], call["result_seen"]) == (got["output"][0]["call_id"], False)
+        # Its result can be sent, in the history that the client now has.
+        result = {"type": "function_call_output", "call_id": call["id"], "output": "it ran"}
+        again = [{"role": "user", "content": "go"}, got["output"][0], result]
+        assert server.respond(input=again, tools=TOOLS)["status"] == "completed"
+        assert [one["result_seen"] for one in shown(server, called.response)[0]["tool_calls"]] == [True]
+    verify(tmp_path / "data")
+
+
+def first(reader: Reader, kind: type[ToolCalled], asked: Future[Any]) -> ToolCalled:
+    """The first fact of a kind, as soon as it is there."""
+    while True:
+        assert not asked.done(), asked.result()
+        for fact in reader.before(reader.head + 1, kind):
+            assert isinstance(fact.event, kind)
+            return fact.event
 
 
 def test_a_call_in_which_the_engine_dies_is_not_told_to_be_whole(

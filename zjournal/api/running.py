@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from zjournal import ask, errors
 from zjournal.api import said
@@ -33,9 +34,14 @@ FLUSH_TOKENS = 64  # promise 3
 FLUSH_S = 0.05
 KEEP_ALIVE_S = 10.0  # silence after which clients are told that their response lives; they give up after 15 s or more
 STOPPED = "The server stopped before this response was finished; ask again."
+ANSWER = -1  # in place of a call's index: the text of the answer
+UNCHECKED = "it was not checked"
 OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
+
+# What the engine says of one response.
+Said = wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Looped | wire.Finished | wire.Failed
 
 _CHANGES: dict[str, type[events.CacheAdmitted | events.CacheEvicted]] = {
     "admit": events.CacheAdmitted,
@@ -58,6 +64,10 @@ class Running:
         self.deltas: list[ask.Delta] = []  # what it has said by now
         self.whole: list[ask.CallEnded] = []  # the calls in it that are whole
         self.calls = 0  # of them, those whose facts were handed to the journal
+        self.looked = 0  # of them, those that `check` has or needs not
+        self.looking: set[int] = set()  # the calls, or ANSWER, that a thread looks at
+        self.wrong: dict[int, str] = {}  # what was found wrong with them
+        self.finished: wire.Finished | None = None  # it ends once nothing is looked at any more
         self.started = time.monotonic()
         self.heard = self.started  # when there was something to tell of it last
         self.read = 0  # prompt tokens that have KV
@@ -86,6 +96,11 @@ class Running:
         if deltas:
             self.heard = time.monotonic()
         self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
+
+    @property
+    def told(self) -> int:
+        """How many of its whole calls can become facts: not those that are still looked at, nor any behind."""
+        return next((n for n, one in enumerate(self.whole) if one.index in self.looking), len(self.whole))
 
     def call_id(self, index: int) -> str:
         """The id of one of its calls."""
@@ -334,16 +349,21 @@ class Runs:
             ):
                 running = self._running.get(message.request)
                 if running is not None and not running.ending:  # else the journal failed under it and it was told so
-                    self._response_said(running, message)
+                    self._hear(running, message)
             case _:
                 assert isinstance(message, MESSAGES), message
                 self._snapshots.said(message)
 
-    def _response_said(
-        self,
-        running: Running,
-        message: wire.Matched | wire.Restored | wire.NearMiss | wire.Tokens | wire.Looped | wire.Finished | wire.Failed,
-    ) -> None:
+    def _hear(self, running: Running, message: Said) -> None:
+        """Takes what the engine says of one response; a fault of ours in it ends that response and no other."""
+        try:
+            self._response_said(running, message)
+        except Exception:
+            log.exception("%s: what the engine said of it could not be told", running.accepted.response)
+            self.cancel(running.accepted.response)
+            self._fail(running, "server_error", "The server failed on this response.")
+
+    def _response_said(self, running: Running, message: Said) -> None:
         match message:
             case wire.Restored() | wire.NearMiss():
                 if isinstance(message, wire.NearMiss):
@@ -403,7 +423,8 @@ class Runs:
         assert len(tail.logprobs) == (len(tail.ids) if running.accepted.logprobs >= 0 else 0)
         for token in ids:
             running.hear(running.reader.feed(token))
-        if len(tail.ids) - running.flushed >= FLUSH_TOKENS or len(running.whole) > running.calls:
+        self._look(running)
+        if len(tail.ids) - running.flushed >= FLUSH_TOKENS or running.told > running.calls:
             self._flush(running)
         elif running.timer is None:
             running.timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush, running)
@@ -430,16 +451,43 @@ class Runs:
         """The facts of the calls that are whole and are no facts yet."""
         tenant, response = running.accepted.tenant, running.accepted.response
         facts = []
-        for ended in running.whole[running.calls :]:
+        whole = running.whole if running.ending else running.whole[: running.told]
+        for ended in whole[running.calls :]:
             key = identity.call_key(self._journal.secret, tenant, running.call_id(ended.index))
             called = events.ToolCalled(tenant=tenant, response=response, call=key, index=ended.index)
-            wrong = ended.fault
-            if running.check is not None and not wrong:
-                wrong = running.check.call(running.deltas, ended.index)
+            unknown = UNCHECKED if ended.index in running.looking else ""  # it ends without having been looked at
+            wrong = ended.fault or running.wrong.get(ended.index, unknown)
             facts.append(events.Fact(called, payload=wrong.encode("utf-8", "backslashreplace")))
             self._metrics.called("faulty" if wrong else "whole")
         running.calls += len(facts)
         return facts
+
+    def _look(self, running: Running) -> None:
+        """Has calls that are whole looked at."""
+        check = running.check
+        for ended in running.whole[running.looked :]:
+            if check is not None and not ended.fault and check.concerns(running.deltas, ended.index):
+                self._beside(running, ended.index, partial(check.call, tuple(running.deltas), ended.index))
+        running.looked = len(running.whole)
+
+    def _beside(self, running: Running, index: int, work: Callable[[], str]) -> None:
+        """Looks at a call or the answer in a thread: a client's schema or grammar must hold up nobody else."""
+
+        def done(found: asyncio.Future[str]) -> None:
+            running.looking.discard(index)
+            if running.ending or found.cancelled():
+                return
+            error = found.exception()
+            if error is not None:
+                log.error("%s: a result could not be checked", running.accepted.response, exc_info=error)
+            running.wrong[index] = UNCHECKED if error is not None else found.result()
+            if running.told > running.calls:
+                self._flush(running)
+            if running.finished is not None:
+                self._finish_looked_at(running, running.finished)
+
+        running.looking.add(index)
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
 
     def _flush(self, running: Running) -> None:
         """Hands the tokens since the last flush to the journal."""
@@ -456,10 +504,21 @@ class Runs:
         self._record(running, facts, durable)
 
     def _finish(self, running: Running, message: wire.Finished) -> None:
-        accepted = running.accepted
         assert message.output == len(running.tail.ids) or running.warms, (message.output, len(running.tail.ids))
-        reason = "stop" if running.warms and message.reason == "length" else message.reason
         running.hear(running.reader.end())
+        self._look(running)
+        check = running.check
+        if check is not None and check.format is not None:
+            self._beside(running, ANSWER, partial(check.answer, tuple(running.deltas)))
+        running.finished = message
+        self._finish_looked_at(running, message)
+
+    def _finish_looked_at(self, running: Running, message: wire.Finished) -> None:
+        """Ends a response, unless something in it is still looked at: then it is called again."""
+        if running.looking:
+            return
+        accepted = running.accepted
+        reason = "stop" if running.warms and message.reason == "length" else message.reason
         answer = () if running.warms else items_of(running.deltas, running.call_id)
         finished = events.ResponseFinished(
             tenant=accepted.tenant,
@@ -473,8 +532,7 @@ class Runs:
             decode_us=message.decode_us,
         )
         end = ask.Ended(reason, running.usage, ended_at(accepted, finished))  # type: ignore[arg-type]
-        wrong = running.check.answer(running.deltas) if running.check is not None else ""
-        self._end(running, finished, end, wrong.encode("utf-8", "backslashreplace"))
+        self._end(running, finished, end, running.wrong.get(ANSWER, "").encode("utf-8", "backslashreplace"))
 
     def _fail(self, running: Running, code: str, message: str) -> None:
         accepted = running.accepted

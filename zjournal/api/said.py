@@ -20,6 +20,8 @@ def matched(tenant: str, message: wire.Matched) -> events.CacheMatched:
         nearest=message.nearest,
         restored=message.restored,
         restored_host=message.restored_host,
+        estimate_us=message.estimate_us,
+        recompute_us=message.recompute_us,
     )
 
 

@@ -141,6 +141,7 @@ class Desk:
         self._submitting = 0
         # One thread renders: tokenizer and chain caches have one user at a time.
         self._renderer = ThreadPoolExecutor(1, "render")
+        self._fencer = ThreadPoolExecutor(1, "fence")  # so that who has no tools waits for nobody's schemas
         self._texts_forgotten = -math.inf  # on the loop's clock
         self._forgetting_texts: asyncio.TimerHandle | None = None
 
@@ -463,6 +464,8 @@ class Desk:
         response = identity.response_id(request.protocol, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
         limit = min(ready.context, ready.kv_tokens)
+        if request.tools or request.format is not None:  # before the long work: a schema that is refused costs no more
+            await loop.run_in_executor(self._fencer, served.fences.of, request)
         place, prompt, record, fenced = await loop.run_in_executor(
             self._renderer, self._render, request, raw, tenant, served, limit
         )
@@ -518,7 +521,6 @@ class Desk:
     ) -> tuple[chain.Place, Prompt, bytes, Fenced]:
         """Where the request stands, its prompt, the record of it and its body, and what its answer may be."""
         assert self._words is not None
-        served.fences.of(request)  # before the long work, so that a schema that is refused costs little
         place, prompt = self._prompt(request, tenant, served, limit)
         record = pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
         return place, prompt, record, served.fences.of(request, self._begun(served, prompt))
@@ -601,6 +603,7 @@ class Desk:
             rewritten=len(prompt.rewritten),
             forks=place.replayed.forks,
             begun=self._begun(self._served, prompt),
+            tagged=Terms.of(request, "").tagged,
             guard=self._guard,
             fence=fences.digest(fenced.fence, identity.item_secret(self._journal.secret, response)),
             skipped=tuple(map(_type_told, request.skipped)),

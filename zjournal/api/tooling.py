@@ -261,7 +261,7 @@ def choice(raw: msgspec.Raw, offered: Sequence[ask.ToolSpec], *, nested: bool, p
         path = f"{at}.type"
         raise BadRequest(f"Invalid value for `{path}`: this server runs no tools of type {kind!r}.", param=path)
     name = _offered(raw, at, kind, offered, nested)
-    return ask.ToolChoice("required", (name,), several)
+    return ask.ToolChoice("required", (name,), parallel=False)  # the protocols: exactly one call of this tool
 
 
 def _simple(mode: str, offered: Sequence[ask.ToolSpec], several: bool) -> ask.ToolChoice:

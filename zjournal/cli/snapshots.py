@@ -10,7 +10,7 @@ from zjournal.cli import admin, options
 from zjournal.cli.remove import Yes, _parsed
 from zjournal.cli.sessions import NAMED_MAX, _count, _moment, _print_json
 from zjournal.config import Config, about_size, parse_size, show_size
-from zjournal.errors import BadRequest, NotFound
+from zjournal.errors import NotFound
 
 if TYPE_CHECKING:
     from zjournal.journal.kept import ChunkRow, SnapshotRow
@@ -145,7 +145,7 @@ def _tell_snapshot(told: dict[str, Any]) -> None:
 def gc(
     config: Config,
     name: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Give up all that this session or response alone needs.")
+        str | None, typer.Argument(metavar="ID", help="Give up all that this session or response alone needs.")
     ] = None,
     limit: Annotated[
         str | None, typer.Option("--limit", metavar="SIZE", help="Most bytes that stay; else the snapshot limit.")
@@ -163,20 +163,21 @@ def gc(
     from zjournal.journal.reader import Reader
     from zjournal.sessions import snapshots
 
+    if name is not None and limit is not None:
+        raise typer.BadParameter("give either an ID or --limit: all of what is named goes")
     most = config.snapshot_limit if limit is None else _parsed("--limit", parse_size, limit)
+    aside = snapshots.aside_bytes(config.data_dir)
     with Reader.open(config.data_dir) as reader:
         if name is None:
-            plan, index, _ = snapshots.plan_collection(reader, most, time.time_ns() // 1000)
-        elif limit is not None:
-            raise BadRequest("give either an ID or --limit: all of what is named goes")
+            plan, index, _ = snapshots.plan_collection(reader, most, time.time_ns() // 1000, aside)
         else:
             responses = [row.response for row in _find(reader, name)[1]]
             plan, index = snapshots.plan_removal(reader, responses)
     if not as_json:
-        _tell_plan(plan, index.file_bytes, most)
+        _tell_plan(plan, index.file_bytes, aside, most, named=name is not None)
     done = _collect(config, plan) if yes else None
     if as_json:
-        _print_json({**_plan_json(plan, index.file_bytes, most), "collected": _collected_json(done)})
+        _print_json({**_plan_json(plan, index.file_bytes, aside, most), "collected": _collected_json(done)})
     elif done is not None:
         typer.echo(f"gave up {_count(done.chunks, 'chunk')}, {done.file_bytes:,} bytes")
         if done.left:
@@ -351,7 +352,7 @@ def _why(deletion: Deletion) -> str:
     }[deletion.why]
 
 
-def _tell_plan(plan: Plan, held: int, limit: int) -> None:
+def _tell_plan(plan: Plan, held: int, aside: int, limit: int, *, named: bool) -> None:
     from zjournal.cli import view
 
     if plan.deletions:
@@ -371,10 +372,13 @@ def _tell_plan(plan: Plan, held: int, limit: int) -> None:
     cost = sum(one.recompute_s for one in plan.deletions)
     typer.echo(
         f"{_count(len(plan.deletions), 'chunk')} to delete, {about_size(plan.freed)}, {cost:.1f} s to compute again; "
-        f"{about_size(held)} stay, the limit is {show_size(limit)}"
+        f"{about_size(held)} stay"
+        + (f", {about_size(aside)} are in quarantine" if aside else "")
+        + ("" if named else f", the limit is {show_size(limit)}")
     )
-    if not plan.fits:
-        typer.echo("the rest is pinned and stays; `zj snapshots unpin` takes a pin back")
+    if not plan.fits and held:
+        rest = "what else was asked for" if named else "the rest"
+        typer.echo(f"{rest} is pinned and stays; `zj snapshots unpin` takes a pin back")
 
 
 def _collect(config: Config, plan: Plan) -> Collected:
@@ -387,11 +391,12 @@ def _collect(config: Config, plan: Plan) -> Collected:
     return Collected(chunks=chunks, left=left, file_bytes=size)
 
 
-def _plan_json(plan: Plan, held: int, limit: int) -> dict[str, Any]:
+def _plan_json(plan: Plan, held: int, aside: int, limit: int) -> dict[str, Any]:
     return {
         "limit": limit,
         "bytes": plan.freed,
         "stays": held,
+        "quarantine": aside,
         "fits": plan.fits,
         "recompute_s": round(sum(one.recompute_s for one in plan.deletions), 3),
         "deletions": [

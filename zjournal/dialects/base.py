@@ -99,10 +99,11 @@ class Dialect(Protocol):
     def results(self, results: Sequence[ask.Result]) -> list[Piece]:
         """The text of the user turn that brings consecutive `results` (at least one)."""
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """A parser for one response. Without tools there are no calls: what looks like one is text.
 
-        None: nothing is parsed at all, thoughts and calls are text as the model wrote them.
+        None: nothing is parsed at all, thoughts and calls are text as the model wrote them. `in_tags`: only what
+        stands in the dialect's tags is a call, for the text may be JSON that looks like one.
         """
 
 

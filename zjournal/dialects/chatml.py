@@ -62,6 +62,6 @@ class ChatML:
         """Each result in its own tags, joined by a newline."""
         return responses(results)
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else objects.ObjectParser(self._shape, tools, _TAGS[1])

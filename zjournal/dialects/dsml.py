@@ -149,7 +149,7 @@ class Dsml:
             parts += [*pieces(result.parts), Piece(f"</{tag}>", trusted=True)]
         return [*parts, Piece("\n</function_results>" if old else "", trusted=True)]
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
 

@@ -79,7 +79,7 @@ class Glm:
             parts += [*pieces(result.parts), Piece(f"{n}</tool_response>", trusted=True)]
         return parts
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
 
@@ -96,7 +96,7 @@ def _form(n: str) -> Tagged:
         string=f"</arg_key>{n}<arg_value>",
         other=f"</arg_key>{n}<arg_value>",
         end=f"</arg_value>{n}",
-        name=rf"\S{{1,{longest}}}",
+        name=rf"[^<>\s]{{1,{longest}}}",
         key=rf"(?s:.){{0,{longest}}}",
     )
 
@@ -105,7 +105,7 @@ def _tags(literals: Literals) -> tagged.Tags:
     opening, closing, key, key_end, value, _ = map(literals.inner, TAGS)
     name, marks = scan.NAME_CHARACTERS_MAX, f"{opening}{closing}{key}{key_end}{value}"
     return tagged.Tags(
-        head=rf"{opening}\s*(?P<name>[^\s{marks}]{{1,{name}}})\s*(?=[{key}{closing}])",
+        head=rf"{opening}\s*(?P<name>[^<>\s{marks}]{{1,{name}}})\s*(?=[{key}{closing}])",
         parameter=rf"{key}(?P<key>[^{marks}]{{0,{name}}}){key_end}\s*{value}",
         head_begins="<tool_call>",
         parameter_begins="<arg_key>",

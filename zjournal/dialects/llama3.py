@@ -64,17 +64,17 @@ class Llama3:
             parts += [Piece("\n" if index else "", trusted=True), Piece(to_json({"output": result.text}), path)]
         return parts
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
-        return TextParser() if tools is None else _Llama3Parser(self._shape, tools)
+        return TextParser() if tools is None else _Llama3Parser(self._shape, tools, in_tags)
 
 
 class _Llama3Parser(objects.ObjectParser):
     """Looks at the turn's first character; objects are parted by semicolons."""
 
-    def __init__(self, shape: scan.Shape, tools: Sequence[ask.ToolSpec]) -> None:
+    def __init__(self, shape: scan.Shape, tools: Sequence[ask.ToolSpec], in_tags: bool) -> None:
         super().__init__(shape, tools)
-        if tools:
+        if tools and not in_tags:
             self._step = self._first
 
     def _first(self) -> bool:

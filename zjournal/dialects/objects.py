@@ -21,6 +21,10 @@ _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:'
 )
+_CUT = re.compile(  # the same, ended somewhere behind the name
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*'
+    r'(?:,\s*(?:"(?P<key>[a-z]*)(?:"\s*)?)?)?'
+)
 _FIRST_KEY = re.compile(r'\s*\{\s*(?:"(?P<key>[^"\\]*)"\s*:|(?P<other>[^\s"]))')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SCALAR = re.compile(r"[^\s,{}\[\]\"<\ud800-\udfff]+(?=[\s,}\]<\ud800-\udfff])")
@@ -124,7 +128,23 @@ class ObjectParser(Scanner):
         first = _FIRST_KEY.match(text, 0, HEAD_CHARACTERS_MAX)
         if core[0] != "{" or (first is not None and first["key"] not in (*NAMES, *ARGUMENTS, "type")):
             return self._not_a_call()
-        return self._whole_object()
+        return (self._final and self._cut()) or self._whole_object()
+
+    def _cut(self) -> bool:
+        """At the end of the output: a call of which the name is whole and nothing else; without a tag that is text."""
+        if self._strict or len(self._text) > HEAD_CHARACTERS_MAX:
+            return False
+        found = _CUT.fullmatch(self._text)
+        if found is None or not any(key.startswith(found["key"] or "") for key in ARGUMENTS):
+            return False
+        name = loads(found["name"])
+        if not isinstance(name, str):
+            return False
+        self._start(name)
+        self._text = ""
+        self._value = []
+        self._step = self._argued
+        return True
 
     def _whole_object(self) -> bool:
         """Waits for the end of an object whose name does not stand first."""

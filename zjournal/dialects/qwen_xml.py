@@ -105,7 +105,7 @@ class QwenXml:
         """Each result in its own tags, joined by a newline."""
         return responses(results)
 
-    def parser(self, tools: Sequence[ask.ToolSpec] | None = None) -> Parser:
+    def parser(self, tools: Sequence[ask.ToolSpec] | None = None, *, in_tags: bool = False) -> Parser:
         """See base.Dialect."""
         return TextParser() if tools is None else tagged.TaggedParser(self._grammar, tools)
 

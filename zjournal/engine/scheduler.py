@@ -179,7 +179,7 @@ class Scheduler:
             del self._compiling[one.request]
             plan.events += self._queue(one)
         crowded = self._make_room()
-        decoding = [one for one in self._running.values() if one.pending == 1]
+        decoding = [one for one in self._running.values() if one.pending == 1 and self._has_room(one)]
         budget = self._limits.prefill_tokens - len(decoding)
         restoring = self._restoring
         for one in restoring:
@@ -379,23 +379,32 @@ class Scheduler:
     # --- preemption --------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Sees to it that every decode of this step has room; whether somebody had to be preempted for it.
+        """Sees to it that the decodes of this step have room; whether that was scarce.
 
-        The first in rank goes first, so that those behind it give way to it.
+        The first in rank goes first, so that those behind it give way to it. Where it is alone, a disk writes what
+        could be given up for it, and it waits for that.
         """
-        preempted = False
+        scarce = False
         for one in sorted(self._running.values(), key=lambda one: one.rank):
-            while one.ticket is not None and one.pending == 1 and not self._residency.grow(one.ticket, len(one.ids)):
-                self._preempt(self._victim())
-                preempted = True
-        return preempted
+            while one.ticket is not None and one.pending == 1 and not self._has_room(one):
+                scarce = True
+                victim = self._victim()
+                if victim is None:
+                    break
+                self._preempt(victim)
+        return scarce
 
-    def _victim(self) -> Sequence:
+    def _has_room(self, one: Sequence) -> bool:
+        """Whether a running request has, or now gets, room for its next token."""
+        assert one.ticket is not None
+        return self._residency.grow(one.ticket, len(one.ids))
+
+    def _victim(self) -> Sequence | None:
         """Who gives way: the last background request, else the last one; never the first of all."""
         oldest = min(self._running.values(), key=lambda one: one.rank)
         others = [one for one in self._running.values() if one is not oldest]
-        assert others, "the only running request fits"
-        return max(others, key=lambda one: (one.background, one.rank))
+        assert others or self._residency.lent, "the only running request fits"
+        return max(others, key=lambda one: (one.background, one.rank), default=None)
 
     def _preempt(self, one: Sequence) -> None:
         """It gives back what it holds, which stays as long as nobody needs the room, and waits at the head."""

@@ -259,6 +259,7 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     rewritten: int = 0  # answers that are not in it as sampled, for the dialect keeps their thoughts no longer
     forks: tuple[tuple[str, str], ...] = ()  # answers that the client sent back changed: response, and what of it
     begun: str = ""  # what the prompt had already said of the answer: tags of thoughts, and white space
+    tagged: bool = False  # a call needed the dialect's tags, for the answer could be JSON that was asked for
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -316,6 +317,8 @@ class CacheMatched(Event, frozen=True, kw_only=True, tag="cache_matched.1", omit
     nearest: str = ""  # the response whose state was met, forked from, or given up; empty if unknown
     restored: int = 0  # tokens of `cached` that were not in device memory and were read back
     restored_host: int = 0  # tokens of these that were in host memory
+    estimate_us: int = 0  # where `reason` is recompute: what reading was expected to take
+    recompute_us: int = 0  # and what computing the same tokens was
 
 
 class CacheAdmitted(Event, frozen=True, kw_only=True, tag="cache_admitted.1"):

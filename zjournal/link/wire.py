@@ -295,6 +295,8 @@ class Matched(msgspec.Struct, frozen=True, tag_field="t", tag="matched"):
     nearest: str = ""  # a request, "" if unknown
     restored: int = 0  # tokens of these that were read back from disk or host memory
     restored_host: int = 0  # tokens of those that came from host memory
+    estimate_us: int = 0  # where `reason` is recompute: what reading was expected to take
+    recompute_us: int = 0  # and what computing the same tokens was
 
 
 class Tokens(msgspec.Struct, frozen=True, tag_field="t", tag="tokens"):

@@ -28,7 +28,7 @@ JSON_DEPTH_MAX = 64  # of arguments that are compared as values; what is nested 
 
 _RESPONSE_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
 _CALL_PREFIX = "call_"
-_quoted = json.encoder.encode_basestring
+_quoted = json.encoder.encode_basestring_ascii  # half a surrogate pair, which a model may escape, is no UTF-8
 
 
 def response_id(protocol: str, entropy: bytes) -> str:
@@ -155,9 +155,14 @@ def canonical(arguments: str) -> str:
 
 
 def canonical_json(text: str) -> str | None:
-    """One spelling for all equal JSON: keys sorted, numbers by their value, no white space. None for other text."""
+    """One spelling for all equal JSON: keys sorted, numbers by their value, no white space. None for other text.
+
+    Also for JSON in which a key stands twice: readers differ in what it means.
+    """
     try:
-        value = json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_refuse)
+        value = json.loads(
+            text, parse_int=_Number, parse_float=_Number, parse_constant=_refuse, object_pairs_hook=_once
+        )
         return _canonical(value, JSON_DEPTH_MAX)
     except (ValueError, ArithmeticError, RecursionError):  # an exponent may be too large for Decimal
         return None
@@ -169,6 +174,13 @@ class _Number(str):
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _canonical(value: Any, depth: int) -> str:

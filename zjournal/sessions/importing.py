@@ -410,7 +410,7 @@ class _Histories:
         tail = follow.recorded_tail([events.Recorded(line.seq, line.time, line.body, line.payload) for line in lines])
         try:
             stop = stop_strings(self._file.content(turn.accepted.contents["raw"])) if request.stop else ()
-            terms = Terms(self._file.tools(turn.accepted), stop, request.begun)
+            terms = Terms(self._file.tools(turn.accepted), stop, request.begun, request.tagged)
             deltas = read(recorded_model(vocabulary, request.dialect), terms, tail)
         except (Fault, *UNREADABLE) as error:
             raise self._file.fault(f"the answer {request.response} cannot be read ({error})") from None

@@ -29,17 +29,21 @@ Decoders = Mapping[str, Callable[[bytes], ask.Ask]]  # protocol to what reads a 
 class Terms(msgspec.Struct, frozen=True):
     """What of a request decides how its answer is read.
 
-    `tools`: those whose calls are looked for. `begun`: what the prompt has already said of the answer.
+    `tools`: those whose calls are looked for. `begun`: what the prompt has already said of the answer. `tagged`: a call
+    needs the dialect's tags, for the answer may be JSON that was asked for.
     """
 
     tools: tuple[ask.ToolSpec, ...] = ()
     stop: tuple[str, ...] = ()
     begun: str = ""
+    tagged: bool = False
 
     @classmethod
     def of(cls, request: ask.Ask, begun: str) -> Terms:
         """The terms of a request. One that forbids all tools looks for no call."""
-        return cls(() if request.choice.mode == "none" else request.tools, request.stop, begun)
+        tools = () if request.choice.mode == "none" else request.tools
+        tagged = bool(tools) and request.format is not None and request.choice.mode == "auto"
+        return cls(tools, request.stop, begun, tagged)
 
     @classmethod
     def recorded(cls, accepted: events.RequestAccepted, body: Callable[[], bytes], decoders: Decoders) -> Terms:
@@ -68,7 +72,7 @@ class Model(msgspec.Struct, frozen=True):
 
     def reader(self, terms: Terms) -> follow.Reader:
         """A reader for one answer, from its first token on."""
-        parser = self.dialect.parser(terms.tools)
+        parser = self.dialect.parser(terms.tools, in_tags=terms.tagged)
         prime(parser, _parts(self.dialect, begun(self.dialect, terms.begun)))  # a file may say anything was begun
         return follow.Reader(self.token, self.control, parser, self.end_tokens, terms.stop)
 

@@ -178,8 +178,13 @@ def stale(reader: Reader, started: EngineStarted, rows: Sequence[SnapshotRow]) -
     return tuple(told)
 
 
-def plan_collection(reader: Reader, limit: int, now_us: int) -> tuple[plan.Plan, Index, dict[str, SnapshotRow]]:
-    """What goes so that the files take `limit` bytes at most, and what is worth nothing anyway."""
+def plan_collection(
+    reader: Reader, limit: int, now_us: int, aside: int = 0
+) -> tuple[plan.Plan, Index, dict[str, SnapshotRow]]:
+    """What goes so that the files take `limit` bytes at most, and what is worth nothing anyway.
+
+    `aside`: bytes in quarantine, which count into the limit.
+    """
     index, rows = load(reader)
     live = {row.session for row in rows.values()}
     live = {
@@ -191,7 +196,7 @@ def plan_collection(reader: Reader, limit: int, now_us: int) -> tuple[plan.Plan,
     stakes = plan.Stakes(now_us, rates(reader), live, frozenset(), others.__contains__)
     swept = plan.sweep(index, stakes)
     plan.apply(index, swept)
-    room = plan.make_room(index, 0, limit, stakes)
+    room = plan.make_room(index, 0, limit, stakes, aside)
     plan.apply(index, room)
     return plan.Plan(swept.deletions + room.deletions, swept.freed + room.freed, room.fits), index, rows
 
@@ -239,6 +244,15 @@ def collect(journal: Journal, arguments: Collect) -> Collected:
 def folder_of(data_dir: Path) -> Path:
     """Where the files of a data directory lie."""
     return data_dir / FOLDER
+
+
+def aside_bytes(data_dir: Path) -> int:
+    """Bytes of the files that were put aside. Raises SnapshotFault."""
+    path = folder_of(data_dir)
+    if not path.is_dir():
+        return 0
+    with Folder(path) as folder:
+        return folder.aside_bytes()
 
 
 def given_up(facts: Sequence[Recorded]) -> list[Gone]:

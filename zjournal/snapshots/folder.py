@@ -179,6 +179,21 @@ class Folder:
         finally:
             os.close(aside)
 
+    def aside_bytes(self) -> int:
+        """Bytes of the files in quarantine. Raises SnapshotFault."""
+        try:
+            aside = self.open_folder(QUARANTINE)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise fault(self.path / QUARANTINE, error) from error
+        try:
+            return sum(size for _, _, size in _files(aside))
+        except OSError as error:
+            raise fault(self.path / QUARANTINE, error) from error
+        finally:
+            os.close(aside)
+
     def open_folder(self, *names: str) -> int:
         """An open descriptor of a folder below this one, not through links. Raises OSError."""
         at = os.dup(self.descriptor)
@@ -254,13 +269,24 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _files(aside: int) -> list[tuple[int, str, int]]:
+    """Time of arrival, name and bytes of what lies in the quarantine, without folders. Raises OSError."""
+    found = []
+    with os.scandir(aside) as entries:
+        for entry in entries:
+            try:
+                state = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # it went meanwhile
+            if not stat.S_ISDIR(state.st_mode):
+                found.append((state.st_ctime_ns, entry.name, state.st_size))
+    return found
+
+
 def _thin_out(aside: int, most: int) -> int:
     """Unlinks the oldest files of the quarantine beyond both limits; returns the bytes of the rest. Folders stay."""
-    with os.scandir(aside) as entries:
-        states = [(entry.stat(follow_symlinks=False), entry.name) for entry in entries]
-    files = [(state.st_ctime_ns, name, state.st_size) for state, name in states if not stat.S_ISDIR(state.st_mode)]
     held = 0
-    for number, (_, name, size) in enumerate(sorted(files, reverse=True)):
+    for number, (_, name, size) in enumerate(sorted(_files(aside), reverse=True)):
         if number < QUARANTINE_FILES_MAX and held + size <= most:
             held += size
             continue

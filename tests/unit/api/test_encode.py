@@ -201,6 +201,30 @@ def test_chat_fits_the_published_types(name):
     assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
 
 
+def test_vllm_31438_36410_and_37385_a_call_is_whole_wherever_it_ends():
+    """There id and name were lost where a call came with the end, or its last piece held all arguments again."""
+    end = Ended("stop", Usage(prompt=9, cached=3, output=7))
+    for arguments in (["{}"], ['{"a": ', '"b"}'], []):
+        steps: list[Step] = [CallStarted(0, "f"), *(CallArguments(0, text) for text in arguments), CallEnded(0), end]
+        case = Case("chat_any", msgspec.Raw(b'{"model":"m","messages":[{"role":"user","content":"x"}]}'), steps)
+        chunks = [chunk["choices"][0] for chunk in events_of(case.stream())]
+        first, *more = [call for choice in chunks for call in choice["delta"].get("tool_calls", [])]
+        (call,) = json.loads(case.body())["choices"][0]["message"]["tool_calls"]
+        assert (first["index"], first["id"], first["type"], first["function"]["name"]) == (
+            0,
+            call["id"],
+            "function",
+            "f",
+        )
+        assert all(
+            piece.keys() == {"index", "function"} and piece["function"].keys() == {"arguments"} for piece in more
+        )
+        told = "".join(piece["function"]["arguments"] for piece in (first, *more))
+        assert told == call["function"]["arguments"] == "".join(arguments)
+        assert [choice["finish_reason"] for choice in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
+        assert not chunks[-1]["delta"].get("tool_calls")
+
+
 def test_usage_chunk_comes_only_when_asked():
     asked = events_of(CASES["chat_usage_length"].stream())
     assert [event["usage"] for event in asked[:-1]] == [None] * (len(asked) - 1)

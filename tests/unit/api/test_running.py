@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,11 +20,12 @@ from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
 from zjournal.api.sse import Cut
 from zjournal.dialects.chatml import ChatML
-from zjournal.journal.events import LoopMet, ReaderCut, RequestAccepted, ResponseWaited, ToolCalled
+from zjournal.journal.events import LoopMet, ReaderCut, RequestAccepted, ResponseFinished, ResponseWaited, ToolCalled
 from zjournal.journal.log import Journal
 from zjournal.journal.verify import verify
 from zjournal.link import wire
 from zjournal.sessions import identity
+from zjournal.sessions.fences import Check
 from zjournal.sessions.follow import Tail, follow, recorded_tail
 from zjournal.sessions.items import items_of
 from zjournal.sessions.reading import Model, Terms
@@ -54,8 +56,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-TEXTS = {1: b"<tool_call>", 2: b"</tool_call>", 3: b'{"name": "ls", "arguments": {}}', 4: b'{"name": "ls", "argu'}
-TEXTS |= {5: b'{"name": "ls", "arguments": {"path": "a', 6: b'{"name": "ls", "arguments": {a}}'}
+TEXTS = {1: b"<tool_call>", 2: b"</tool_call>", 3: b'{"name": "ls", "arguments": {}}', 4: b'{"name": "l'}
+TEXTS |= {
+    5: b'{"name": "ls", "arguments": {"path": "a',
+    6: b'{"name": "ls", "arguments": {a}}',
+    7: b'{"name": "ls", "argu',
+}
 CONTROL = frozenset({1, 2})
 TOOLS = (ask.ToolSpec("ls"),)
 
@@ -70,14 +76,16 @@ class Served:
     )
 
 
-def begin(runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = ()) -> None:
+def begin(
+    runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = (), check: Check | None = None
+) -> None:
     facts = accepted(journal, response)
     journal.append(facts).result()
     request = facts[0].event
     assert isinstance(request, RequestAccepted)
     sampling = wire.Sampling(0.0, 1.0, 0, 7)
     generate = wire.Generate(request=response, tokens=b"", namespace="n", sampling=sampling, max_tokens=9)
-    runs.begin(request, 4, Terms(tools), generate)
+    runs.begin(request, 4, Terms(tools), generate, check)
 
 
 def runs_of(journal: Journal, engine: Engine) -> Runs:
@@ -123,6 +131,97 @@ def test_a_full_disk_fails_the_response_and_its_end_is_written_later(
         journal.append([session("s1")]).result()
         asyncio.run(main(journal))
     assert verify(tmp_path).fault is None
+
+
+def test_a_fault_of_ours_ends_the_response_that_it_is_in_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once went up to the event loop, and all clients were lost; the one that resent met it again."""
+
+    async def main(journal: Journal) -> None:
+        engine = Engine()
+        runs = runs_of(journal, engine)
+        begin(runs, journal, "r1")
+        begin(runs, journal, "r2")
+        held = {name: runs.tail(name) for name in ("r1", "r2")}
+        with monkeypatch.context() as broken:
+            broken.setattr(running, "items_of", lambda *_: 1 // 0)
+            runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([9, 9])))
+            runs.engine_said(wire.Finished(request="r1", reason="stop", output=2))
+        runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([9])))
+        runs.engine_said(wire.Finished(request="r2", reason="stop", output=1))
+        tails = [held["r1"], held["r2"]]
+        await until(lambda: all(tail is not None and tail.end is not None for tail in tails))
+        first, second = (tail.end for tail in tails if tail is not None)
+        assert isinstance(first, ask.Broke) and first.code == "server_error"
+        assert isinstance(second, ask.Ended) and second.reason == "stop"
+        assert engine.cancelled == ["r1"] and len(runs) == 0
+        kinds = [type(fact.event).__name__ for fact in journal.read_response("r1")]
+        assert kinds[-2:] == ["TokensSampled", "ResponseFailed"]
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+
+
+class Slow(Check, frozen=True):
+    """A check that takes its time."""
+
+    def call(self, deltas: Sequence[ask.Delta], index: int) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        assert LET.wait(WAIT_S)
+        return super().call(deltas, index)
+
+    def answer(self, deltas: Sequence[ask.Delta]) -> str:
+        return f"not that: {len(deltas)}"
+
+
+LET = threading.Event()
+LOOSE = ask.ToolSpec("ls", parameters=b'{"required": ["path"], "not": {}}')
+
+
+def test_calls_are_looked_at_beside_the_event_loop_and_told_in_order(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        LET.clear()
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", (LOOSE,), Slow((LOOSE,), ask.Format("json_object")))
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2, 1, 3, 2, 9])))
+        runs.engine_said(wire.Finished(request="r1", reason="stop", output=7))
+        await until(lambda: tail.durable == 7)
+        assert tail.calls == 0 and tail.end is None, "no call is told before it is written down"
+        LET.set()
+        await until(lambda: tail.end is not None)
+        assert tail.calls == 2 and len(runs) == 0
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+        facts = list(journal.read())
+        called = [(fact.event.index, fact.payload) for fact in facts if isinstance(fact.event, ToolCalled)]
+        assert [index for index, _ in called] == [0, 1]
+        assert all(b"required property" in payload for _, payload in called)
+        assert isinstance(facts[-1].event, ResponseFinished) and facts[-1].payload.startswith(b"not that")
+
+
+def test_what_is_not_looked_at_when_a_response_fails_is_told_so(tmp_path: Path) -> None:
+    async def main(journal: Journal) -> None:
+        LET.clear()
+        runs = runs_of(journal, Engine())
+        begin(runs, journal, "r1", (LOOSE,), Slow((LOOSE,), None))
+        tail = runs.tail("r1")
+        assert tail is not None
+        runs.engine_said(wire.Tokens("r1", 0, wire.pack_ids([1, 3, 2])))
+        runs.engine_said(wire.Failed("r1", "engine_error", "gone"))
+        await until(lambda: tail.end is not None)
+        LET.set()
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+        payloads = [fact.payload for fact in journal.read() if isinstance(fact.event, ToolCalled)]
+        assert payloads == [running.UNCHECKED.encode()]
 
 
 def test_an_end_is_not_written_after_tokens_that_were_lost(tmp_path: Path) -> None:
@@ -277,14 +376,16 @@ def test_a_call_that_was_cut_is_no_fact_and_is_told_as_cut(tmp_path: Path, reaso
         runs.engine_said(wire.Finished(request="r1", reason=reason, output=5))
         ends = [step for step in await told_by(tail) if isinstance(step, ask.CallEnded)]
         assert [end.truncated for end in ends] == [False]  # half a name is no call: it is told as text
-        begin(runs, journal, "r2", TOOLS)
-        other = runs.tail("r2")
-        assert other is not None
-        runs.engine_said(wire.Tokens("r2", 0, wire.pack_ids([1, 5])))
-        runs.engine_said(wire.Finished(request="r2", reason=reason, output=2))
-        ends = [step for step in await told_by(other) if isinstance(step, ask.CallEnded)]
-        assert [(end.index, end.truncated) for end in ends] == [(0, True)]
-        assert len(called(journal)) == 1 and not called(journal, "r2")
+        for name, token in (("r2", 5), ("r3", 7)):
+            begin(runs, journal, name, TOOLS)
+            other = runs.tail(name)
+            assert other is not None
+            runs.engine_said(wire.Tokens(name, 0, wire.pack_ids([1, token])))
+            runs.engine_said(wire.Finished(request=name, reason=reason, output=2))
+            ends = [step for step in await told_by(other) if isinstance(step, ask.CallEnded)]
+            assert [(end.index, end.truncated) for end in ends] == [(0, True)]
+            assert not called(journal, name)
+        assert len(called(journal)) == 1
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()

@@ -53,10 +53,10 @@ def test_how_tools_may_be_called(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("kind, name", [("function", "ls"), ("custom", "patch")])
-def test_a_named_tool_is_the_only_one_and_must_be_called(kind: str, name: str) -> None:
+def test_a_named_tool_must_be_called_and_once(kind: str, name: str) -> None:
     flat = {"type": kind, "name": name}
-    assert responses_ask(tool_choice=flat).choice == ToolChoice("required", (name,))
-    assert chat_ask(tool_choice=nested(flat)).choice == ToolChoice("required", (name,))
+    assert responses_ask(tool_choice=flat).choice == ToolChoice("required", (name,), parallel=False)
+    assert chat_ask(tool_choice=nested(flat)).choice == ToolChoice("required", (name,), parallel=False)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

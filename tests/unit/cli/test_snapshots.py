@@ -250,7 +250,7 @@ def test_an_id_may_be_that_of_a_session(zj: Zj, data_dir: Path, where: tuple[str
 
 
 def test_gc_of_an_id_takes_what_it_alone_needs(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
-    assert zj("snapshots", "gc", "resp_a2", "--limit", "1", *where).code != 0
+    assert zj("snapshots", "gc", "resp_a2", "--limit", "1", *where).code == 2
     plan = told(zj, "gc", "resp_a2", *where)
     assert [(one["start"], one["reason"], one["snapshots"]) for one in plan["deletions"]] == [
         (512, "asked", ["resp_a2"])
@@ -266,6 +266,20 @@ def test_gc_of_an_id_takes_what_it_alone_needs(zj: Zj, data_dir: Path, where: tu
     assert told(zj, "gc", "resp_c1", "--yes", *where)["collected"]["chunks"] == 4
     assert names(data_dir) == set()
     assert zj("journal", "verify", "--deep", *where).code == 0
+
+
+def test_what_lies_in_quarantine_counts_into_the_limit_of_gc(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:
+    aside = files.folder_of(data_dir) / "quarantine"
+    aside.mkdir(mode=0o700)
+    assert told(zj, "gc", "--limit", str(TOTAL), *where)["deletions"] == []
+    (aside / f"{'ab' * 32}.zjc").write_bytes(bytes(1000))
+    plan = told(zj, "gc", "--limit", str(TOTAL), *where)
+    assert (plan["quarantine"], plan["fits"]) == (1000, True)
+    assert plan["bytes"] >= 1000 and plan["stays"] + plan["quarantine"] <= TOTAL
+    assert "0.98 KiB are in quarantine" in zj("snapshots", "gc", *where).out
+    told(zj, "pin", "resp_a2", *where)
+    told(zj, "pin", "resp_c1", *where)
+    assert "pinned and stays" in zj("snapshots", "gc", "--limit", str(TOTAL), *where).out
 
 
 def test_the_list_is_for_people(zj: Zj, where: tuple[str, str]) -> None:

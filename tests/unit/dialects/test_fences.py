@@ -183,6 +183,18 @@ def test_the_choice_binds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_allowed_tools_and_one_call_alone_bind_under_auto(name: str) -> None:
+    """Also where a call begins as text does: the parser knows all tools, and must not find one that is not allowed."""
+    noop, time = rendered(name, ("noop", {})), rendered(name, ("get_time", {"tz": "Europe/Rome"}))
+    both = rendered(name, ("noop", {}), ("noop", {}))
+    alone, calls, other = (b"".join(data for data, _ in tokens).decode().lstrip("\n") for tokens in (noop, both, time))
+    built = fence(name, TOOLS, ask.ToolChoice("auto", ("noop",)))
+    assert accepts(name, built, alone) and accepts(name, built, calls)
+    assert not accepts(name, built, other)
+    assert not accepts(name, fence(name, TOOLS, ask.ToolChoice("auto", ("noop",), parallel=False)), calls)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_choice_of_a_tool_that_is_none(name: str) -> None:
     with pytest.raises(BadRequest, match="no tool 'rm'") as caught:
         fence(name, TOOLS, ask.ToolChoice("required", ("rm",)))
@@ -481,7 +493,7 @@ def test_a_schema_too_deep_is_refused() -> None:
 
 
 def test_a_chain_of_definitions_is_a_fault_of_the_request_if_it_is_too_long() -> None:
-    count = 2000
+    count = 500
     defs: dict[str, Any] = {f"d{n}": {"properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(count)}
     defs[f"d{count}"] = {"type": "null"}
     inner = {"properties": {f"d{n}": {"$ref": f"#/$defs/d{n}"} for n in range(count, -1, -1)}, "required": ["d0"]}

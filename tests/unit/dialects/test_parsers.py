@@ -92,7 +92,7 @@ def test_layout_before_a_call_is_not_content(name):
 
 @EVERY
 def test_o24_parallel_calls_count_from_zero(name):
-    """And white space between and behind them is no content (ds4: tool_separator_whitespace_is_not_content)."""
+    """dynamo 4723, LibreChat 260. White space between and behind them is no content, as ds4's tests have it."""
     spoken = dialect(name)
     calls = [ask.Call(str(i), called, "{}") for i, called in enumerate(["noop", "get_weather", "noop"])]
     tokens = [*write(spoken, spoken.calls([], calls)), (b"\n \n", False)]
@@ -111,6 +111,32 @@ def test_o23_a_call_cut_by_max_tokens_is_told_to_be_truncated(name):
     assert deltas[-1] == ask.CallEnded(0, truncated=True)
     with pytest.raises(ValueError):
         json.loads("".join(delta.text for delta in deltas if isinstance(delta, ask.CallArguments)))
+
+
+@EVERY
+def test_o23_a_call_cut_behind_its_name_is_a_call_and_before_it_text(name):
+    """Whatever of the markup came: a client that is told text would show it, or send it back as the model's words."""
+    text, whole = WEATHER[name], False
+    tokens = bytewise(said(dialect(name), text))
+    for end in range(1, len(tokens)):
+        deltas = parse(dialect(name), TOOLS, tokens[:end])
+        so_far = b"".join(data for data, _ in tokens[:end])
+        if so_far.endswith(b"Rome"):
+            break
+        if whole or deltas != [ask.TextDelta(so_far.decode("utf-8", "replace"))]:
+            whole = True
+            assert deltas[0] == ask.CallStarted(0, "get_weather"), so_far
+            assert deltas[-1] == ask.CallEnded(0, truncated=True)
+            assert text_of(deltas) == ""
+    assert whole
+    if name == "llama3":  # where nothing but a brace says that it is a call, more must be there
+        text = f"<|python_tag|>{text}"
+    if name.startswith(("chatml", "llama3")):
+        begun = text[: text.index(",")]
+        assert told(name, begun) == [ask.CallStarted(0, "get_weather"), ask.CallEnded(0, truncated=True)]
+        other = f'{begun}, "arguments"'.replace("get_weather", "get_wether")
+        assert told(name, other)[0] == ask.CallStarted(0, "get_wether", known=False)
+        assert told(name, f'{begun}, "id') == [ask.TextDelta(f'{begun}, "id')]
 
 
 @EVERY
@@ -418,6 +444,7 @@ def test_a_spelled_think_tag_opens_thoughts_only_at_the_beginning():
 
 
 def test_thoughts_that_never_end_are_thoughts():
+    """dynamo 7418."""
     assert told("glm-4.7", "<think>and so on") == [ask.ReasoningDelta("and so on")]
 
 
@@ -434,6 +461,7 @@ def test_thoughts_that_never_end_are_thoughts():
     ],
 )
 def test_o09_which_thoughts_stay_in_the_prompt(name, behind, tools, kept):
+    """vllm 30490 and dynamo 7418: the wrong rule cost a model 5 points of 62 in a test of agents."""
     reasoning = dialect(name).reasoning
     assert reasoning is not None
     assert reasoning.keeps(behind, tools) is kept
@@ -574,9 +602,17 @@ def test_sglang_40236_loose_dsml(name):
 
 
 @DSML
-def test_xgrammar_885_a_block_of_another_version_is_text(name):
-    other = "dsml-v4" if name != "dsml-v4" else "dsml-v4.1"
-    assert told(name, WEATHER[other].replace("get_weather", "x"))[0] != ask.CallStarted(0, "x", known=False)
+@pytest.mark.parametrize("other", ["dsml-v3.2", "dsml-v4", "dsml-v4.1"])
+def test_xgrammar_885_a_block_of_another_version_is_text(name, other):
+    """Unless a tool has the name and the tags of a call are this version's: then it needs no block."""
+    unknown = WEATHER[other].replace("get_weather", "x")
+    calls = [delta for delta in told(name, unknown) if isinstance(delta, ask.CallStarted)]
+    assert calls == ([ask.CallStarted(0, "x", known=False)] if name == other else [])
+    if name != other:
+        assert told(name, unknown) == [ask.TextDelta(unknown)]
+    known = [("get_weather", {"city": "Rome"})]
+    spaced = "dsml-v4.1" in (name, other) and name != other
+    assert calls_of(told(name, WEATHER[other])) == ([] if spaced else known)
 
 
 @DSML
@@ -598,10 +634,9 @@ def test_dsml_a_parameter_twice_is_a_fault(name):
 
 @GLM
 def test_ds4_42_another_dialect_in_the_middle_of_a_call(name):
-    """What was said inside is not lost in silence, and the call ends where its tag says."""
+    """What was said inside is not lost in silence, the call ends where its tag says, and no markup is a name."""
     text = "<tool_call>get_weather<parameter=city>Rome</parameter></tool_call>Done."
-    deltas = told(name, text)
-    assert text_of(deltas) in (text, "Done.")
+    assert told(name, text) == [ask.TextDelta(text)]
     text = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>R</arg_value><x>1</x></tool_call>Done."
     (end,) = (delta for delta in told(name, text) if isinstance(delta, ask.CallEnded))
     assert end.fault == "there is text between the parameters"

@@ -492,3 +492,36 @@ def test_what_cannot_be_unlinked_goes_on_counting(tmp_path):
     again = engine.restart()
     again.run()
     assert again.snapshots.shelf.used == again.file_bytes() == 0
+
+
+def test_the_only_request_waits_for_a_disk_that_writes_what_would_make_room(tmp_path):
+    """All that could be given up for it is lent. That was once taken for a pool too small, and the engine died."""
+    engine = Tiered(tmp_path / "s", blocks=40)
+    engine.disk.held.add("write")
+    engine.serve_held("a", tokens(512, 1))
+    says = tokens(200, 2)
+    engine.submit("b", tokens(16, 3), says=says)
+    for _ in range(260):
+        engine.step()
+    assert not engine.of(wire.Finished, "b"), "it had room that was lent"
+    assert engine.scheduler.gauges().running == 1
+    engine.disk.held.clear()
+    engine.run()
+    assert engine.of(wire.Finished, "b")[0].output == 200
+    assert engine.restart().serve("c", [*tokens(512, 1), 10, 11]).cached == 512
+
+
+def test_what_a_running_request_shares_with_the_disk_is_taken_off_once(tmp_path):
+    """It is pinned, and so it does not count as evictable: to take it off again kept others out of free blocks."""
+    engine = Tiered(tmp_path / "s", blocks=64)
+    engine.disk.held.add("write")
+    shared = tokens(480, 1)
+    engine.serve_held("a", shared)
+    engine.submit("b", [*shared, *tokens(20, 2)], says=tokens(60, 4))
+    engine.submit("c", tokens(300, 3))
+    for _ in range(8):
+        engine.step()
+    assert engine.scheduler._residency.lent >= 30
+    assert engine.of(wire.Finished, "c"), "it fits beside what is lent and shared"
+    engine.disk.held.clear()
+    engine.run()

@@ -348,6 +348,9 @@ def test_computing_is_chosen_where_reading_takes_longer(engine):
     again.snapshots.gate._read = 1e3  # a very slow disk
     matched = again.serve("b", [*prompt, 7])
     assert (matched.cached, matched.reason, matched.nearest) == (0, "recompute", "a")
+    assert matched.estimate_us > matched.recompute_us > 0, "both estimates are told"
+    warm = engine.restart().serve("c", [*prompt, 8])
+    assert (warm.estimate_us, warm.recompute_us) == (0, 0), "of what was read, cache_restored tells them"
 
 
 def test_host_memory_in_front(tmp_path):

@@ -14,7 +14,7 @@ from zjournal.link import wire
 from zjournal.sessions.fences import KEPT_MAX, Check, Fences
 
 LOOSE = tool("f", {"properties": {"x": {"type": "array", "uniqueItems": True}}})
-CLOSE = tool("g", {"properties": {"x": {"type": "integer"}}})
+CLOSE = tool("g", {"properties": {"x": {"type": "integer"}}}, path="tools[1]")
 
 
 def request(*tools: ask.ToolSpec, **more: object) -> ask.Ask:
@@ -73,6 +73,8 @@ def test_results_are_checked_where_the_fence_leaves_something_out() -> None:
         *(ask.CallStarted(1, "g"), ask.CallArguments(1, '{"x": 1}'), ask.CallEnded(1)),
         *(ask.CallStarted(2, "h", False), ask.CallArguments(2, "{}"), ask.CallEnded(2)),
     ]
+    assert [tool.name for tool in check.tools] == ["f"] and check.format is None
+    assert [check.concerns(deltas, n) for n in range(3)] == [True, False, False]
     assert "non-unique" in check.call(deltas, 0)
     assert check.call(deltas, 1) == check.call(deltas, 2) == ""
 

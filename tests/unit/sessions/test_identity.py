@@ -107,7 +107,6 @@ def test_a_call_is_named_by_a_key_that_depends_on_every_part() -> None:
         ('{"a": "\\u00e9\\/"}', '{"a": "é/"}'),
         ("", "{}"),
         (" \n", "{ }"),
-        ('{"a": 1, "a": 2}', '{"a": 2}'),  # what a client that reads it has
     ],
 )
 def test_arguments_that_are_equal_as_json_are_equal(one: str, other: str) -> None:
@@ -125,6 +124,8 @@ def test_arguments_that_are_equal_as_json_are_equal(one: str, other: str) -> Non
         ('{"a": ""}', '{"a": " "}'),
         ('{"a": "1e0"}', '{"a": 1}'),
         ('{"a": {}}', '{"a": []}'),
+        ('{"a": 1, "a": 2}', '{"a": 2}'),  # a key twice: some readers have the first
+        ('{"a": [{"b": 2, "b": 2}]}', '{"a": [{"b": 2}]}'),
         ('{"a"', '{"a" '),  # no JSON: as it is
         ("NaN", "[NaN]"),
         ('{"é": 1}', '{"e\u0301": 1}'),  # another spelling of the letter is another text
@@ -139,7 +140,11 @@ def test_arguments_beyond_all_measure_are_compared_as_text() -> None:
     for text in (deep, '{"a": 1e999999999999999999999}', "[" * 70 + "1.0" + "]" * 70):
         assert identity.canonical(text) == text
     assert identity.canonical('{"a": 1e999999}') == '{"a":1e999999}'
-    assert identity.canonical('{"a": "\\ud800"}').encode("utf-8", "surrogatepass")
+    half = '{"a": "\\ud800"}'  # half of a surrogate pair, which models and clients may escape
+    assert identity.canonical(half).encode()
+    assert identity.history_step(b"", ask.Call("c", "f", half, "")) != identity.history_step(
+        b"", ask.Call("c", "f", "", "")
+    )
 
 
 json_values: st.SearchStrategy[Any] = st.recursive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests import smollm2
@@ -11,7 +12,7 @@ from tests.unit.dialects.outputs import DIALECTS, tokenizer
 from tests.unit.sessions.talk import Talk
 from zjournal import ask
 from zjournal.api.recorded import DECODERS
-from zjournal.dialects import choose
+from zjournal.dialects import choose, llama3
 from zjournal.dialects.chatml import ChatML
 from zjournal.errors import JournalFault
 from zjournal.journal import events
@@ -136,3 +137,22 @@ def test_todays_model_reads_an_answer_in_the_dialect_of_its_time(tmp_path: Path)
         assert models.of(turn, accepted) is found
         others = Models(makers, today, b"another vocabulary").of(turn, accepted)
         assert others is not None and others.foreign
+
+
+def test_with_a_format_a_call_needs_its_tags():
+    """Else JSON that was asked for could be read as a call whose arguments nobody has checked."""
+    form = ask.Format("json_object")
+    request = ask.Ask(protocol="chat", model="m", items=(), tools=LS, format=form)
+    assert Terms.of(request, "") == Terms(LS, tagged=True)
+    required = msgspec.structs.replace(request, choice=ask.ToolChoice("required"))
+    assert Terms.of(required, "") == Terms(LS), "the answer is a call, and no JSON of the format"
+    words = tokenizer(llama3.TAG)
+    answer = '{"name": "ls", "parameters": {"x": 1}}'
+    for terms, kind in ((Terms(LS), ask.CallStarted), (Terms(LS, tagged=True), ask.TextDelta)):
+        parser = llama3.Llama3(words).parser(terms.tools, in_tags=terms.tagged)
+        deltas = [*parser.feed(answer.encode()), *parser.end()]
+        assert isinstance(deltas[0], kind)
+        assert kind is ask.CallStarted or "".join(delta.text for delta in deltas) == answer
+    parser = llama3.Llama3(words).parser(LS, in_tags=True)
+    deltas = [*parser.feed(llama3.TAG.encode(), True), *parser.feed(answer.encode()), *parser.end()]
+    assert isinstance(deltas[0], ask.CallStarted)

@@ -9,7 +9,8 @@ import msgspec
 
 from zjournal import ask
 from zjournal.dialects.base import parse_json
-from zjournal.dialects.fences.schema import Problem, Reader, Schema, endings, ends
+from zjournal.dialects.fences.costs import Costs
+from zjournal.dialects.fences.schema import MEMBERS_MAX, Problem, Reader, Schema, endings, ends
 from zjournal.dialects.values import TYPES, allowed
 from zjournal.errors import BadRequest
 
@@ -48,8 +49,10 @@ class Arguments(msgspec.Struct, frozen=True):
         return sum(one.required for one in self.parameters)
 
 
-def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
+def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset(), costs: Costs | None = None) -> Arguments:
     """The arguments of a tool. `loose`: paths of parameters whose schema the grammar engine refuses: they are free.
+
+    `costs`: what is known of the request's patterns.
 
     Raises BadRequest if they are no JSON object, beyond the limits, or such that no call can be right.
     """
@@ -57,7 +60,7 @@ def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
     root = parse_json(tool.parameters, path)
     if not isinstance(root, Mapping):
         raise BadRequest("the parameters of a function are a JSON object", param=path)
-    reader = Reader(root, path)
+    reader = Reader(root, path, costs)
     reader.read({key: value for key, value in root.items() if key not in _KEPT and key not in _WHOLE}, path)
     reader.problems += [Problem(f"{path}.{key}", "cannot be kept for all arguments") for key in _WHOLE if key in root]
     names = _names(root, path, reader)
@@ -65,8 +68,11 @@ def read(tool: ask.ToolSpec, loose: frozenset[str] = frozenset()) -> Arguments:
     if not isinstance(properties, Mapping):
         reader.problems.append(Problem(f"{path}.properties", "is not an object of schemas"))
         properties = {}
+    keys = dict.fromkeys((*names, *properties))
+    if len(keys) > MEMBERS_MAX:
+        raise BadRequest(f"`{path}`: {len(keys)} parameters, and there may be {MEMBERS_MAX}.", param=path)
     found = []
-    for key in dict.fromkeys((*names, *properties)):
+    for key in keys:
         at = f"{path}.properties.{key}"
         origin = properties.get(key, root.get("additionalProperties", True))
         types = allowed(properties.get(key), root)

@@ -13,8 +13,9 @@ from llguidance import LLMatcher
 from zjournal import ask
 from zjournal.dialects.base import Dialect, parse_json
 from zjournal.dialects.fences import arguments, custom
-from zjournal.dialects.fences.arguments import Arguments, Parameter
+from zjournal.dialects.fences.arguments import Parameter
 from zjournal.dialects.fences.calls import Calls, Piece, alone
+from zjournal.dialects.fences.costs import Costs
 from zjournal.dialects.fences.lark import Writer, pattern
 from zjournal.dialects.fences.schema import Problem, Reader, Schema, endings, ends, parts
 from zjournal.dialects.fences.trees import Trees
@@ -24,6 +25,7 @@ from zjournal.errors import BadRequest
 
 TOOLS_MAX = 512
 SCHEMA_BYTES_MAX = 1 << 20  # of all tools of a request, and of a format
+WORDS_MAX = 100_000  # of a grammar: the engine has 65,525 symbols, of which each word makes one or less
 TRIES_MAX = 4  # each leaves out what the engine refused
 LOOKED_AT_MAX = 200  # schemas in one that is refused, to find the one at fault
 NAME_CHARACTERS_MAX = 128
@@ -72,14 +74,12 @@ def build(
         opening, closing = dialect.reasoning.opening, dialect.reasoning.closing
         thoughts = (opening, control.get(opening, -1)), (closing, control.get(closing, -1))
     closed = [tag for tag in tags if thoughts is None or tag not in dict(thoughts)]
-    opened = dialect.reasoning is not None and begun.rfind(dialect.reasoning.opening) > begun.rfind(
-        dialect.reasoning.closing
-    )
+    opened = thinking(dialect, begun)
     if not offered and form is None:
         bounds = Bounds(thoughts=thoughts, begun=opened, banned=_ids(tags, closed) if tools else ())
         return Built(bounds if bounds.thoughts or bounds.banned else None)
     _check(offered, form)
-    work = _Work(offered, choice, form, dialect, tags)
+    work = _Work(offered, choice, form, dialect, tags, [tool.name for tool in tools])
     grammar = work.run()
     whole = work.whole
     triggers = () if not offered else tuple((tag, control.get(tag, -1)) for tag in dialect.form.triggers)
@@ -93,6 +93,12 @@ def build(
     )
     problems = dict.fromkeys(problem for _, problem in work.problems)
     return Built(bounds, tuple(problem.text for problem in problems), tuple(problem.path for problem in problems))
+
+
+def thinking(dialect: Dialect, begun: str) -> bool:
+    """Whether an answer begins in thoughts, by what the prompt has already said of it."""
+    reasoning = dialect.reasoning
+    return reasoning is not None and begun.rfind(reasoning.opening) > begun.rfind(reasoning.closing)
 
 
 def _ids(tags: Mapping[str, int], chosen: Sequence[str]) -> tuple[int, ...]:
@@ -148,8 +154,10 @@ class _Work:
         form: ask.Format | None,
         dialect: Dialect,
         tags: Mapping[str, int],
+        names: Sequence[str],
     ) -> None:
-        self._tools, self._choice, self._format = tools, choice, form
+        """`names`: of all tools of the request, also of those that may not be called."""
+        self._tools, self._choice, self._format, self._names = tools, choice, form, names
         self._form: Objects | Tagged = dialect.form
         self._tags = tags
         reasoning = dialect.reasoning
@@ -158,6 +166,7 @@ class _Work:
         self.whole = not tools or choice.mode == "required" or form is not None or bare
         self.problems: list[tuple[bool, Problem]] = []  # whether it was to be kept strictly
         self._loose: set[str] = set()
+        self._costs = Costs()
         self._plain = False
 
     def run(self) -> str:
@@ -168,12 +177,16 @@ class _Work:
             try:
                 grammar, pieces = self._write()
             except RecursionError:  # definitions in each other, which no other limit finds
-                raise BadRequest("The schemas are nested too deep.", param="tools") from None
+                raise BadRequest("The schemas are nested too deep.", param=self._field) from None
             for strict, problem in self.problems:
                 if strict:
                     raise BadRequest(
                         f"{problem.text} The schema is strict, so nothing of it may be left out.", param=problem.path
                     )
+            if grammar.count(" ") > WORDS_MAX:
+                raise BadRequest(
+                    f"`{self._field}`: the schemas have too many parts for one grammar.", param=self._field
+                )
             error = LLMatcher.validate_grammar(grammar, None, limits=custom.limits())
             found = self._refused(pieces, bool(error))
             if not error and not found:
@@ -182,13 +195,18 @@ class _Work:
                 break
             self._plain = not found  # perhaps it can be said as a whole
             refused += found
-        field = "tools" if self._tools else f"{self._format.path}.schema" if self._format else "tools"
-        raise BadRequest(f"No grammar can be made of `{field}`: {custom.first_line(error)}", param=field)
+        message = f"No grammar can be made of `{self._field}`: {custom.first_line(error)}"
+        raise BadRequest(message, param=self._field)
+
+    @property
+    def _field(self) -> str:
+        """What a fault is said to be of that no one part has."""
+        return f"{self._format.path}.schema" if self._format is not None and not self._tools else "tools"
 
     def _write(self) -> tuple[str, list[Piece]]:
         writer = Writer(self._tags)
         calls = Calls(self._form, writer, self._plain)
-        read = [arguments.read(tool, frozenset(self._loose)) for tool in self._tools]
+        read = [arguments.read(tool, frozenset(self._loose), self._costs) for tool in self._tools]
         rules = [calls.call(one) for one in read]
         for one in read:
             self.problems += [(one.tool.strict, problem) for problem in one.problems]
@@ -199,7 +217,7 @@ class _Work:
         if self._format is not None and self._choice.mode != "required":
             ways.append(f"{self._lead(writer, 0)} {self._answer(calls, writer)}".strip())
         elif rules and self._choice.mode == "auto" and self.whole:
-            ways.append(self._text(writer, read))
+            ways.append(self._text(writer))
             ways.append(f"{self._before(writer)} {ways[0]}")
         writer.raw("start", " | ".join(ways))
         return writer.finished(), calls.pieces
@@ -222,11 +240,11 @@ class _Work:
 
     # --- Llama 3, whose calls begin with a brace ------------------------------------------------------------
 
-    def _text(self, writer: Writer, tools: Sequence[Arguments]) -> str:
-        """Free text that the parser does not take for a call."""
+    def _text(self, writer: Writer) -> str:
+        """Free text that the parser does not take for a call, be it of a tool that may not be called."""
         assert isinstance(self._form, Objects)
         space = r"[\s\x1c-\x1f]*"
-        names = "|".join(pattern(quoted(one.tool.name)) for one in tools)
+        names = "|".join(pattern(quoted(name)) for name in self._names)
         begin = rf'"type"{space}:{space}("([^"\\]|\\.)*"|[^\s,{{}}\[\]"]+){space},{space}'
         other = "arguments|parameters"
         known = rf'"name"{space}:{space}({names}){space}(\}}|,{space}"({other}|type|name)"{space}:)'
@@ -244,7 +262,7 @@ class _Work:
         assert form is not None
         path = f"{form.path}.schema" if form.path else "schema"
         origin = parse_json(form.schema, path) if form.kind == "json_schema" else {"type": "object"}
-        reader = Reader(origin, path)
+        reader = Reader(origin, path, self._costs)
         schema: Schema = True if path in self._loose else reader.read(origin, path)
         if form.kind == "json_object":
             schema = {"type": "object"}
@@ -294,7 +312,7 @@ class _Work:
         for count, (schema, path) in enumerate(parts(piece.parameter.origin, piece.parameter.path)):
             if count >= LOOKED_AT_MAX:
                 break
-            reader = Reader(root, path)
+            reader = Reader(root, path, self._costs)
             read = reader.read(schema, path)
             if LLMatcher.validate_grammar(alone(read, reader.defs, ()), None, limits=custom.limits()):
                 keys = ("pattern", "oneOf", "minProperties", "maxProperties", "patternProperties", "multipleOf", "enum")

@@ -16,6 +16,7 @@ from zjournal import ask
 from zjournal.dialects.base import to_json
 from zjournal.dialects.fences import texts
 from zjournal.dialects.fences.arguments import INPUT, Arguments, Parameter, impossible
+from zjournal.dialects.fences.closing import ANY, LEAST_MAX, Closing, long
 from zjournal.dialects.fences.guard import guarded
 from zjournal.dialects.fences.lark import WHITE, Writer, pattern, standing
 from zjournal.dialects.fences.schema import Problem, Schema
@@ -46,12 +47,14 @@ class Calls:
         self.pieces: list[Piece] = []
         if isinstance(form, Tagged) and form.followed:
             text = [tag for tag in form.followed if not writer.split(tag)[1]]  # a token is in no value
-            self._closed = texts.closed(form.value_closing, text)
+            before, rest = writer.split(form.end)
+            assert not rest, form.end
+            self._closing: Closing | None = Closing(form.value_closing, before, tuple(text))
             behind = "|".join(map(re.escape, text))
             self._hidden: tuple[str, ...] = (form.value_closing,)
             self._closes = re.compile(rf"(?i:{re.escape(form.value_closing)}\s*({behind}))")
         else:
-            self._closed, self._closes, self._hidden = "", re.compile("(?!)"), ()
+            self._closing, self._closes, self._hidden = None, re.compile("(?!)"), ()
         self._trees = Trees(writer, self._hidden)
 
     def call(self, arguments: Arguments) -> str:
@@ -194,6 +197,10 @@ class Calls:
         except texts.Kept as error:
             self.problems.append((tool, Problem(one.path, str(error))))
             found = [texts.Text()]
+        if self._closing is not None and any(long(text.patterns) for text in found):
+            why = f"asks for more than {LEAST_MAX} characters, which are not counted before a tag that is text"
+            self.problems.append((tool, Problem(f"{one.path}.minLength", why)))
+            found = [texts.Text()]
         mixed = not form.typed and one.types != {"string"}
         told = [(word, text.patterns) for text in found if text.words is not None for word in text.words]
         told = [each for each in told if self._sayable(each[0], one.types if mixed else None)]
@@ -206,16 +213,14 @@ class Calls:
         if not loose and not mixed:
             return f"({' | '.join(dict.fromkeys(w.text('', word, form.end) for word in words))})" if words else ""
         unlike = texts.unlike(one.types) if mixed else []
-        ways = [f"/{pattern(word)}/" if word else '""' for word in words]
-        ways += [f"({' & '.join(self._parts(kept, unlike))})" for kept in loose]
+        scalars: list[str] = []
         if mixed:
             try:
-                ways += [f"/{scalar}/" for scalar in texts.scalars(one.schema, arguments.defs, one.types)]
+                scalars = texts.scalars(one.schema, arguments.defs, one.types)
             except texts.Kept as error:
                 self.problems.append((tool, Problem(one.path, str(error))))
-                ways += [f"/{scalar}/" for scalar in texts.scalars(True, {}, one.types)]
-        ways = list(dict.fromkeys(ways))
-        return self._ended(form, " | ".join(ways), arguments, one) if ways else ""
+                scalars = texts.scalars(True, {}, one.types)
+        return self._ended(form, arguments, one, words, loose, unlike, scalars)
 
     def _sayable(self, word: str, types: frozenset[str] | None) -> bool:
         """Whether a word of an enumeration can stand bare. `types`: those that a reader tells apart by their looks."""
@@ -223,21 +228,40 @@ class Calls:
             return False
         return types is None or meant(word, types) == quoted(word)
 
-    def _parts(self, kept: Sequence[str], unlike: Sequence[str]) -> list[str]:
-        """What all holds for a bare string."""
-        parts = [f"/{each}/" for each in kept] or ["/(?s:.*)/"]
-        parts += [f"~/{each}/" for each in unlike]
-        return [*parts, f"~/(?s:.*)({self._closed})(?s:.*)/"] if self._closed else parts
+    def _ended(
+        self,
+        form: Tagged,
+        arguments: Arguments,
+        one: Parameter,
+        words: Sequence[str],
+        kept: Sequence[Sequence[str]],
+        unlike: Sequence[str] = (),
+        scalars: Sequence[str] = (),
+    ) -> str:
+        """A bare value and, with it, the end that stands behind it as far as that is text; "" if there is none.
 
-    def _ended(self, form: Tagged, body: str, arguments: Arguments, one: Parameter) -> str:
-        """A terminal for a bare value and, with it, the end that stands behind it as far as that is text."""
+        It is one of `words`, or matches all of one of `kept` and none of `unlike`, or matches one of `scalars`.
+        """
+        if not words and not kept and not scalars:
+            return ""
         w = self._writer
-        before, rest = w.split(form.end)
-        name = w.terminal(f"({body}) {w.text(before)}" if before else body)
-        self.pieces.append(
-            Piece(lambda: f"%llguidance {{}}\nstart: T\nT: {body}\n", arguments.tool, one, " & " in body)
-        )
-        return f"{name} {w.text(rest)}" if rest else w.rule(name, lazy=True)
+        if self._closing is not None:
+            bodies = self._closing.terminals(words, kept, unlike, scalars)
+            doubtful, ended = any(kept), w.rule(" | ".join(map(w.terminal, bodies)))
+        else:
+            ways = [f"/{pattern(word)}/" if word else '""' for word in words]
+            no = [f"~/{each}/" for each in unlike]
+            ways += [f"({' & '.join([*(f'/{each}/' for each in some or [ANY]), *no])})" for some in kept]
+            ways += [f"/{scalar}/" for scalar in scalars]
+            body = " | ".join(dict.fromkeys(ways))
+            before, rest = w.split(form.end)
+            bodies, doubtful = [body], " & " in body
+            name = w.terminal(f"({body}) {w.text(before)}" if before else body)
+            ended = f"{name} {w.text(rest)}"
+        lines = "".join(f"T{at}: {body}\n" for at, body in enumerate(bodies))
+        start = " | ".join(f"T{at}" for at in range(len(bodies)))
+        self.pieces.append(Piece(lambda: f"%llguidance {{}}\nstart: {start}\n{lines}", arguments.tool, one, doubtful))
+        return ended
 
     def _own(self, form: Tagged, arguments: Arguments, one: Parameter, grammar: ask.Grammar) -> str:
         """The input of a custom tool in a grammar of the client's."""
@@ -247,12 +271,12 @@ class Calls:
         if grammar.syntax == "lark":  # its last terminal would take the end for more of itself
             why = "cannot be kept where a dialect closes a value with ordinary text"
             self.problems.append((arguments.tool, Problem(grammar.path or one.path, why)))
-            return self._ended(form, " & ".join(self._parts((), ())), arguments, one)
+            return self._ended(form, arguments, one, (), ((),))
         try:
             kept = texts.whole(grammar.definition)
         except texts.Kept as error:
             raise BadRequest(f"`{grammar.path}` {error}.", param=grammar.path) from error
-        return self._ended(form, " & ".join(self._parts((kept,), ())), arguments, one)
+        return self._ended(form, arguments, one, (), ((kept,),))
 
 
 def alone(schema: Schema, defs: Mapping[str, Schema], hidden: Sequence[str]) -> str:

@@ -7,9 +7,11 @@ import re
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from zjournal import ask
+from zjournal.dialects.fences import costs
 from zjournal.errors import BadRequest
 
 DEFINITION_BYTES_MAX = 1 << 16
+CROSSED_MAX = 8  # `&` and `~`: the engine's work doubles with each, and no limit of its own ends it
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|/(?![/*])(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*')
 
@@ -30,11 +32,18 @@ def check(grammar: ask.Grammar) -> None:
         raise BadRequest(f"`{path}`: the grammar is longer than {DEFINITION_BYTES_MAX} bytes.", param=path)
     if grammar.syntax == "lark":
         plain = _QUOTED.sub("", grammar.definition)
-        if "<" in plain or "%llguidance" in plain or "@" in plain:
+        named = set(re.findall(r"%\s*\w*", plain)) - {"%ignore", "%import"}
+        if "<" in plain or named or "@" in plain:
             raise BadRequest(f"`{path}`: a grammar may name no tokens, options or other grammars.", param=path)
+        if len(re.findall("[&~]", plain)) > CROSSED_MAX:
+            raise BadRequest(f"`{path}`: more than {CROSSED_MAX} `&` and `~`.", param=path)
     error = LLMatcher.validate_grammar(source(grammar), None, limits=limits())
     if error:
         raise BadRequest(f"`{path}`: {first_line(error)}", param=path)
+    letters = "".join(_QUOTED.findall(grammar.definition)) if grammar.syntax == "lark" else grammar.definition
+    error = costs.tried(source(grammar), letters)
+    if error:
+        raise BadRequest(f"`{path}`: the grammar would cost the engine too much ({error}).", param=path)
     if empty(source(grammar)):
         raise BadRequest(f"`{path}`: no text is of this grammar.", param=path)
 

@@ -13,11 +13,17 @@ from urllib.parse import unquote
 
 import msgspec
 
+from zjournal.dialects.fences.costs import Costs
 from zjournal.dialects.values import TYPES
 from zjournal.errors import BadRequest
 
 DEPTH_MAX = 64  # schemas in each other
 NODES_MAX = 20_000  # schemas of one request
+MEMBERS_MAX = 512  # of one object, alternatives, or places of a tuple: the engine looks at all for each token
+PATTERNS_MAX = 4  # that hold for one string: the engine's work doubles with each, and no limit of its own ends it
+SAME_MAX = 512  # schemas that hold for one value, each counted as often as it is referred to
+MULTIPLE_MAX = 1_000  # the engine counts remainders
+WORD_CHARACTERS_MAX = 16_384  # of one value of an enumeration: the engine makes some objects for each
 
 Schema = dict[str, Any] | bool
 
@@ -34,6 +40,7 @@ _REFUSED = (
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties")
 _OPEN = (*_LISTS[:3], "$ref", "patternProperties", "additionalProperties", "unevaluatedProperties")
+_SAME = ("allOf", "anyOf", "oneOf", "$ref")  # what holds for the same value
 _LEFT_OUT = "cannot be kept by a grammar"
 
 
@@ -52,12 +59,15 @@ class Problem(msgspec.Struct, frozen=True):
 class Reader:
     """Reads schemas of one document. `defs` are what the schemas it returns refer to."""
 
-    def __init__(self, root: Any, path: str) -> None:
+    def __init__(self, root: Any, path: str, costs: Costs | None = None) -> None:
+        """`costs`: what is known of the patterns of the same request."""
         self.defs: dict[str, Schema] = {}
         self.problems: list[Problem] = []
         self._root, self._path = root, path
+        self._costs = costs or Costs()
         self._names: dict[tuple[str, bool], str] = {}
         self._left = NODES_MAX
+        self._weights: dict[str, tuple[int, int]] = {}  # of `defs`, see _weight
 
     def read(self, schema: Any, path: str, shared: bool = False, depth: int = 0) -> Schema:
         """The schema as it can be kept. `shared`: others hold for the same value. Raises BadRequest past the limits."""
@@ -77,7 +87,54 @@ class Reader:
             self._reference(schema["$ref"], f"{path}.$ref", out, shared_here, depth + 1)
         if "properties" in out and not shared and not any(key in schema for key in _OPEN):
             out["additionalProperties"] = False
+        self._limit(out, path)
         return out or True
+
+    def _limit(self, out: dict[str, Any], path: str) -> None:
+        """Leaves out what no limit of the engine's would end."""
+        for key in (*_LISTS, *_MAPS, "required"):
+            if len(out.get(key, ())) > MEMBERS_MAX:
+                self._problem(f"{path}.{key}", f"has more than {MEMBERS_MAX} members")
+                del out[key]
+                out.pop("additionalProperties", None)
+        self._tried(out, path)
+        multiple = out.get("multipleOf", 1)
+        if isinstance(multiple, int) and not 0 < multiple <= MULTIPLE_MAX:
+            self._problem(f"{path}.multipleOf", f"is not from 1 to {MULTIPLE_MAX}")
+            del out["multipleOf"]
+        for key in _SAME:
+            patterns, schemas = self._weight(out)
+            if key in out and (patterns > PATTERNS_MAX or schemas > SAME_MAX):
+                why = f"{PATTERNS_MAX} patterns" if patterns > PATTERNS_MAX else f"{SAME_MAX} schemas"
+                self._problem(f"{path}.{key}", f"lays more than {why} on one value")
+                del out[key]
+
+    def _tried(self, out: dict[str, Any], path: str) -> None:
+        """Leaves out patterns and values that would cost the engine too much."""
+        for key in ("pattern", "patternProperties"):
+            patterns = [out[key]] if isinstance(out.get(key), str) else out.get(key, ())
+            why = next(filter(None, (self._costs.fault(one) for one in patterns)), "")
+            if why:
+                self._problem(f"{path}.{key}", why)
+                del out[key]
+                if key == "patternProperties":
+                    out.pop("additionalProperties", None)
+        for key in ("enum", "const"):
+            if key in out and _long(out[key] if key == "enum" else [out[key]]):
+                self._problem(f"{path}.{key}", f"has a value of more than {WORD_CHARACTERS_MAX} characters")
+                del out[key]
+
+    def _weight(self, schema: Schema) -> tuple[int, int]:
+        """How many patterns hold for one string at most, and how many schemas for one value in all."""
+        if isinstance(schema, bool):
+            return 0, 1
+        patterns, schemas = self._weights.get(schema.get("$ref", "").rpartition("/")[2], (0, 0))
+        patterns, schemas = patterns + ("pattern" in schema), schemas + 1
+        for key in _SAME[:3]:
+            inner = [self._weight(one) for one in schema.get(key, ())]
+            patterns += (sum if key == "allOf" else max)([0, *(one for one, _ in inner)])
+            schemas += sum(one for _, one in inner)
+        return patterns, schemas
 
     def _problem(self, path: str, why: str = _LEFT_OUT) -> None:
         self.problems.append(Problem(path, why))
@@ -156,7 +213,17 @@ class Reader:
             name = self._names[reference, shared] = f"d{len(self._names)}"
             at = self._path + "".join(f".{step}" for step in _steps(reference))
             self.defs[name] = self.read(found, at, shared, depth)
+            self._weights[name] = self._weight(self.defs[name])
         out["$ref"] = f"#/$defs/{name}"
+
+
+def _long(values: list[Any]) -> bool:
+    """Whether one is too long; of lists and objects the JSON counts, which is one text to the engine too."""
+    return any(
+        len(one if isinstance(one, str) else json.dumps(one)) > WORD_CHARACTERS_MAX
+        for one in values
+        if isinstance(one, (str, list, dict))
+    )
 
 
 def referred(reference: str, root: Any) -> Any:

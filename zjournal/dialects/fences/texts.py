@@ -158,13 +158,13 @@ def _branches(text: str) -> list[str]:
 
 # --- what a bare string may not be ----------------------------------------------------------------------
 
-_SPACE = r"[\s\x1c-\x1f]*"  # what Python strips
+SPACE = r"[\s\x1c-\x1f]*"  # what Python strips
 _NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
 _LOOKS = {
-    "null": f"null{_SPACE}",
-    "boolean": f"(true|false){_SPACE}",
-    "integer": f"{_NUMBER}{_SPACE}",
-    "number": f"{_NUMBER}{_SPACE}",
+    "null": f"null{SPACE}",
+    "boolean": f"(true|false){SPACE}",
+    "integer": f"{_NUMBER}{SPACE}",
+    "number": f"{_NUMBER}{SPACE}",
     "array": r"\[(?s:.*)",
     "object": r"\{(?s:.*)",
 }
@@ -189,7 +189,7 @@ def unlike(types: frozenset[str]) -> list[str]:
 
     Arrays and objects are of more than one terminal, so nothing may even begin like them.
     """
-    return sorted({f"{_SPACE}{_LOOKS[name]}" for name in types if name in _LOOKS})
+    return sorted({f"{SPACE}{_LOOKS[name]}" for name in types if name in _LOOKS})
 
 
 def scalars(schema: Schema, defs: Mapping[str, Schema], types: frozenset[str]) -> list[str]:
@@ -238,13 +238,7 @@ def _common(left: list[str], right: list[str]) -> list[str]:
     return [one for one in left if one in right]
 
 
-def closed(value_closing: str, followed: Sequence[str]) -> str:
-    """A pattern of what would end a value: its closing tag before one of the others, in either letter case."""
-    behind = "|".join(map(_folded, followed))
-    return rf"{_folded(value_closing)}{_SPACE}({behind})"
-
-
-def _folded(tag: str) -> str:
-    """In either letter case, as Python's `re` has it, to which some more letters are an i, a k or an s."""
+def folded(tag: str) -> str:
+    """A tag in either letter case, as Python's `re` has it, to which some more letters are an i, a k or an s."""
     more = {"i": "ıİ", "k": "\u212a", "s": "ſ"}
     return "".join(f"[{c}{c.upper()}{more.get(c, '')}]" if c.isalpha() else pattern(c) for c in tag.lower())

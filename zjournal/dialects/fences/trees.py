@@ -12,6 +12,7 @@ from typing import Any
 
 from zjournal.dialects.base import to_json
 from zjournal.dialects.fences import texts
+from zjournal.dialects.fences.closing import BYTES, PARTS
 from zjournal.dialects.fences.guard import guarded
 from zjournal.dialects.fences.lark import Writer, pattern, standing
 from zjournal.dialects.fences.schema import Schema
@@ -19,6 +20,8 @@ from zjournal.dialects.fences.schema import Schema
 BITS = 64
 KEY_CHARACTERS_MAX = 64  # of a member that the schema does not name
 INTEGER_MAX = 2**63 - 1  # where a schema bounds an integer on one side only
+# What a letter of a JSON string is, behind `[^` and perhaps letters that it is not, with the escapes that are needed.
+_LETTER = r'"\\\x00-\x1F\x7F]|\\(["\\bfnrt]|u00([01][0-9a-fA-F]|7[fF])))'
 _KINDS = ("object", "array", "string", "number", "boolean", "null")
 _MIXED = ("enum", "const", "allOf", "oneOf", "anyOf", "$ref")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -71,7 +74,7 @@ class Trees:
             return self._number(told, {key: schema[key] for key in _NUMBERS if key in schema})
         if told == "string":
             kept = ("pattern", "minLength", "maxLength", "format")
-            return self.whole({"type": told, **{key: schema[key] for key in kept if key in schema}}, {})
+            return self._string({"type": told, **{key: schema[key] for key in kept if key in schema}})
         return self._array(schema, defs) if told == "array" else self._object(schema, defs)
 
     def _number(self, kind: str, bounds: dict[str, Any]) -> str:
@@ -85,6 +88,24 @@ class Trees:
             if high and not low and min(bounds.values()) > -INTEGER_MAX:
                 bounds["minimum"] = -INTEGER_MAX
         return self._writer.json({"type": kind, **bounds})
+
+    def _string(self, schema: dict[str, Any]) -> str:
+        """Strings. Where tags are hidden and letters counted, the engine would take milliseconds for each token.
+
+        So what holds no `<` stands apart, and most of what holds one is told once more, as in closing.py.
+        """
+        most = schema.get("maxLength")
+        least = max(schema.get("minLength", 0), 0)
+        if not self._hidden or most is None or least > most or "pattern" in schema or "format" in schema:
+            return self.whole(schema, {})
+        plain, most = f"([^<{_LETTER}", max(most, 0)
+        ways = [f'/"{plain}{{{least},{most}}}"/']
+        tags = " & ".join(f"~({BYTES} /{texts.folded(tag)}/ {BYTES})" for tag in self._hidden)
+        ways.append(rf'/"([^{_LETTER}{{{least},{most}}}"/ & /[^<]*<(?s:.*)/ & {tags}')
+        first, rest = most // PARTS, most - most // PARTS - 2
+        if all(tag.startswith("</") for tag in self._hidden) and first > least:
+            ways.append(rf'/"{plain}{{{least},{first}}}<([^<\x2f{_LETTER}{plain}{{0,{rest}}}"/')
+        return " | ".join(map(self._writer.terminal, ways))
 
     def _array(self, schema: dict[str, Any], defs: Mapping[str, Schema]) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -131,12 +152,12 @@ class Trees:
         extra = [f"{self._key([key for key, *_ in members])} {w.colon} {other}"] if other else []
         if not told and not extra:
             return w.empty
+        if told and (len(told) > BITS or self._in_order):
+            return self._ordered(told, extra, [one for *_, one in members])
         first, more = w.fresh("f"), w.fresh("m")
         if not told:
             w.raw(more, f"{w.close} | {w.comma} {extra[0]} {more}")
             return f"({w.empty} | {w.open} {extra[0]} {more})"
-        if len(told) > BITS or self._in_order:
-            return self._ordered(first, more, told, extra, [one for *_, one in members])
         end = f"{w.close}{all_of(required)}"
         w.parametric(first, [end, *once(told, "", more), *[f"{one} {more}::_" for one in extra]])
         comma = f"{w.comma} "
@@ -150,17 +171,30 @@ class Trees:
         parts += [f"~/(?s:.*)(?i:{pattern(tag)})(?s:.*)/" for tag in self._hidden]
         return self._writer.terminal(" & ".join(parts))
 
-    def _ordered(self, first: str, more: str, told: Sequence[str], extra: list[str], required: Sequence[bool]) -> str:
-        """An object whose members come in one order."""
+    def _ordered(self, told: Sequence[str], extra: list[str], required: Sequence[bool]) -> str:
+        """An object whose members come in one order.
+
+        Halves of halves, so that rules are nested by the logarithm of their number: the engine walks them by recursion.
+        """
         w = self._writer
-        for at, member in enumerate(told):
-            skip = not required[at]
-            w.raw(f"{first}_{at}", f"{member} {more}_{at + 1}" + (f" | {first}_{at + 1}" if skip else ""))
-            w.raw(f"{more}_{at}", f"{w.comma} {member} {more}_{at + 1}" + (f" | {more}_{at + 1}" if skip else ""))
-        count = len(told)
-        w.raw(f"{more}_{count}", w.close + (f" | {w.comma} {extra[0]} {more}_{count}" if extra else ""))
-        w.raw(f"{first}_{count}", w.close + (f" | {extra[0]} {more}_{count}" if extra else ""))
-        return f"{w.open} {first}_0"
+        some = self._some(told, required)
+        if extra:
+            others = w.fresh("o")
+            w.raw(others, f'"" | {w.comma} {extra[0]} {others}')
+            some = f"({some} {others} | {extra[0]} {others})" if not any(required) else f"{some} {others}"
+        filled = f"{w.open} {some} {w.close}"
+        return filled if any(required) else f"({filled} | {w.empty})"
+
+    def _some(self, told: Sequence[str], required: Sequence[bool]) -> str:
+        """A rule for one or more of these members in their order, all required ones among them."""
+        if len(told) == 1:
+            return told[0]
+        w, half = self._writer, len(told) // 2
+        left, right = self._some(told[:half], required[:half]), self._some(told[half:], required[half:])
+        both = f"{left} {w.comma} {right}" if any(required[half:]) else f"{left} ({w.comma} {right})?"
+        name = w.fresh("s")
+        w.raw(name, both if any(required[:half]) else f"{both} | {right}")
+        return name
 
 
 def all_of(required: int) -> str:

@@ -65,12 +65,12 @@ def _limited(keywords: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[.
     """The keywords with one limit of steps for all of them; those with regular expressions find nothing wrong."""
     left = [STEPS_MAX]
 
-    def limit(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-        def checked(*arguments: Any) -> Iterator[Any]:
-            left[0] -= 1
+    def limit(check: Callable[..., Any], cost: Callable[[Any, Any], int] = _free) -> Callable[..., Iterator[Any]]:
+        def checked(validator: Any, told: Any, value: Any, schema: Any) -> Iterator[Any]:
+            left[0] -= 1 + cost(told, value)
             if left[0] < 0:
                 raise _Exhausted
-            yield from check(*arguments) or ()
+            yield from check(validator, told, value, schema) or ()
 
         return checked
 
@@ -78,8 +78,20 @@ def _limited(keywords: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[.
         if "patternProperties" not in schema:  # else a pattern may name them
             yield from keywords["additionalProperties"](validator, told, value, schema) or ()
 
-    found = {name: limit(check) for name, check in keywords.items()}
+    found = {name: limit(check, _COSTS.get(name, _free)) for name, check in keywords.items()}
     return {**found, "pattern": _nothing, "patternProperties": _nothing, "additionalProperties": limit(additional)}
+
+
+def _free(told: Any, value: Any) -> int:
+    return 0
+
+
+# Steps of keywords that compare values with each other, some microseconds each.
+_COMPARED = 10  # in one step
+_COSTS: Mapping[str, Callable[[Any, Any], int]] = {
+    "uniqueItems": lambda told, value: len(value) ** 2 // _COMPARED if isinstance(value, list) else 0,
+    "enum": lambda told, value: len(told) // _COMPARED if isinstance(told, list) else 0,
+}
 
 
 def _nothing(*arguments: Any) -> Iterator[Any]:

@@ -259,7 +259,8 @@ class Residency:
     # --- inside ------------------------------------------------------------------------------------------
 
     def _has_room(self, need: int) -> bool:
-        tied = sum(self._pool.holders(block) > lent for block, lent in self._writing.items())
+        # Of those that are lent, only what nobody but the graph holds counts as evictable, and so is to be taken off.
+        tied = sum(self._pool.holders(block) == lent + 1 for block, lent in self._writing.items())
         return self._growth + need <= self._pool.free + self._graph.evictable - tied
 
     def _changed(self, change: str, states: Iterable[State]) -> None:

@@ -150,8 +150,19 @@ class Restore:
         gains = self._tokens()
         restored = sum(gains.values())
         tier = self.proved[-1].tier if restored else "device"
-        told = {"tier": tier, "reason": self.reason, "nearest": self.nearest}
-        return wire.Matched(self.request, self.reached, prompt, **told, restored=restored, restored_host=gains[HOST])
+        weighed = (self.estimate_us, self.recompute_us) if self.reason == SLOW else (0, 0)  # else Restored tells them
+        return wire.Matched(
+            request=self.request,
+            cached=self.reached,
+            prompt=prompt,
+            tier=tier,
+            reason=self.reason,
+            nearest=self.nearest,
+            restored=restored,
+            restored_host=gains[HOST],
+            estimate_us=weighed[0],
+            recompute_us=weighed[1],
+        )
 
     def _tokens(self) -> dict[str, int]:
         """Tokens by the tier that gave them."""

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from llguidance import LLMatcher
 
-from zjournal.engine.decoding.vocabulary import Vocabulary, has, put
+from zjournal.engine.decoding.vocabulary import Vocabulary, broken, has, put
 from zjournal.errors import FenceFailed
 from zjournal.link import wire
 
@@ -122,6 +122,13 @@ class Compiled:
             fits = end == len(token) or not self.fence.whole or self.enters(_Held((i,), end)) is not None
             found[i] = fits
         return found
+
+
+def _refused(matcher: LLMatcher | None) -> FenceFailed:
+    """Why a matcher did not take a token: it cannot go on at all, or the token is not legal, which is our fault."""
+    if matcher is not None and matcher.is_error():
+        return broken(matcher)
+    return FenceFailed("A token came that the grammar of the answer does not have.")
 
 
 def _ids(tag: wire.Tag | None) -> set[int]:
@@ -269,7 +276,7 @@ class State:
             self._open(token)
         elif self._matcher is not None:
             if self._matcher.try_consume_tokens([token]) != 1:
-                raise FenceFailed("A token came that the grammar of the answer does not have.")
+                raise _refused(self._matcher)
         elif self._thinking:
             if token in _ids(compiled.closing):
                 self._closed(_Held())
@@ -296,10 +303,11 @@ class State:
             return
         self._opens = opening.token < 0 and tag.startswith(data)
         self._held = held if self._opens else _Held()
-        if self._matcher is not None and self._matcher.try_consume_tokens([token]) != 1:
+        matcher = self._matcher
+        if matcher is not None and matcher.try_consume_tokens([token]) != 1:
             self._matcher = None
         if self._matcher is None and not self._opens:
-            raise FenceFailed("A token came that the grammar of the answer does not have.")
+            raise _refused(matcher)
 
     def _think(self, held: _Held) -> None:
         self._thinking, self._opens, self._fresh, self._matcher = True, False, False, None

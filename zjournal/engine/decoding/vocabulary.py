@@ -7,6 +7,7 @@ request may have any end tokens, and none of them means anything to a grammar.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
@@ -31,6 +32,7 @@ SLICES = (
     r"[^<]+",
     r"""[^"\\\x00-\x1F\x7F]+""",
 )
+_LIMIT = re.compile(r"[a-z]+ error: too (many|big|large|complex)[a-z ]*|[a-z ]*\bfuel\b[a-z ]*", re.IGNORECASE)
 _END = b"<|the end of the grammar|>"
 
 
@@ -75,7 +77,7 @@ class Vocabulary:
         row = np.empty(self.words, dtype=np.uint32)
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
-            raise FenceFailed(f"The grammar of what may be answered broke off: {matcher.stop_reason()}.")
+            raise broken(matcher)
         return row
 
     def spelled(self, data: bytes) -> list[int] | None:
@@ -159,6 +161,16 @@ class _Wrapper:
     @cached_property
     def _length(self) -> int:
         return max(map(len, self._ids), default=0)
+
+
+def broken(matcher: LLMatcher) -> FenceFailed:
+    """The fault of a grammar that cannot go on: which limit it is, in the library's words, and nothing of the grammar.
+
+    For the fault stays in the journal when its request is deleted.
+    """
+    found = _LIMIT.search(matcher.get_error())
+    why = found.group().strip() if found is not None else str(matcher.stop_reason())
+    return FenceFailed(f"The grammar of what may be answered broke off: {why}.")
 
 
 def has(row: np.ndarray, token: int) -> bool:
