@@ -421,7 +421,7 @@ class Scheduler:
     # --- ends --------------------------------------------------------------------------------------------
 
     def _end(self, one: Sequence, reason: str, now_us: int, *, kept: bool = False) -> list[wire.FromEngine]:
-        """What was computed stays. Only a turn that a client can build upon, or asks again, becomes a terminal state."""
+        """What was computed stays. A terminal state is only that of a turn that is built upon, or asked again."""
         self._leave(one, terminal=kept or reason != "cancelled")
         return [*self._residency.take_changes(), one.finished(reason, now_us)]
 
