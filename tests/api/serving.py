@@ -24,7 +24,9 @@ async def serving(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         app = create_app(desk, host="127.0.0.1", port=port, body_max=body_max)
-        config = uvicorn.Config(app, log_config=None, access_log=False, http=protocol, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, http=protocol, ws="none", timeout_graceful_shutdown=1
+        )
         config.load()
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)

@@ -379,3 +379,11 @@ def test_r07_what_clients_look_for_is_answered_shortly(method, path, status):
     assert reply.headers["x-request-id"] == reply.headers["request-id"]
     if status != 200:
         assert reply.json()["error"]["message"]
+
+
+def test_an_upgrade_to_websocket_is_told_to_go_on_over_http():
+    """426 is the one status at which Codex does so at once."""
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    reply = run(FakeDesk([]), lambda client: client.get("/v1/responses", headers=headers))
+    assert reply.status_code == 426
+    assert reply.json()["error"]["type"] == "invalid_request_error"

@@ -126,6 +126,10 @@ def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     path = request.scope["path"]
     if exc.status_code == 404:
         fault: Fault = NotFound(f"There is nothing at {path}.")
+    elif request.headers.get("upgrade", "").lower() == "websocket":
+        # Codex takes this word to go on over HTTP at once; at any other it tries again for seconds.
+        exc.status_code = 426
+        fault = BadRequest("This server does not speak WebSocket; use HTTP.")
     elif exc.status_code == 413:
         fault = BodyTooLarge("The request body is too large.")
     else:

@@ -56,7 +56,7 @@ def codex(
         f"base_url = {json.dumps(base + '/v1')}",
         'wire_api = "responses"',
         f'env_key = "{KEY_VARIABLE}"',
-        "supports_websockets = true",
+        "supports_websockets = false",
         f"stream_idle_timeout_ms = {STREAM_IDLE_MS}",
     ]
     typer.echo("\n".join(lines))

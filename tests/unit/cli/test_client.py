@@ -9,6 +9,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -23,7 +24,7 @@ class Listing(http.server.BaseHTTPRequestHandler):
     """A server that tells its models to who has the key."""
 
     body = models.listing([CARD], {})
-    keys: list[str | None] = []
+    keys: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
         self.keys.append(self.headers["authorization"])
