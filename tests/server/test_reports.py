@@ -246,6 +246,7 @@ def test_r22_what_is_written_follows_what_is_new(tmp_path: Path) -> None:
                 agent.turn()
             sizes.append(log.stat().st_size)
         first, second, third = sizes[0], sizes[1] - sizes[0], sizes[2] - sizes[1]
-        assert third < 1.3 * second and second < 1.3 * first, sizes
+        # A slow machine makes more and smaller commits. Writing the whole prefix each time would triple the second.
+        assert third < 1.6 * second and second < 1.6 * first, sizes
         stop(server)
     shutil.rmtree(tmp_path / "data")

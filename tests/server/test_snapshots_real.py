@@ -21,6 +21,7 @@ from zjournal.snapshots.chunk import ChunkFile
 from zjournal.snapshots.folder import Folder
 
 WAIT_S = 30.0
+TRIES_MAX = 5
 QUESTION = " ".join(f"Bee number {number} visits flower {number * 7 % 100}." for number in range(45))
 NUMBERS = ("prompt_tokens", "completion_tokens")
 MORE = ("Which bee was the first?", "And which the last?", "Name one flower.")
@@ -39,7 +40,7 @@ def talk(server: Server, before_turn: dict[int, Any]) -> list[dict[str, Any]]:
     answers = []
     for turn in range(len(MORE) + 1):
         if turn in before_turn:
-            before_turn[turn]()
+            before_turn[turn](answers[-1])
         answers.append(chat(server, messages))
         reply = answers[-1]["choices"][0]["message"]["content"]
         if turn < len(MORE):
@@ -47,18 +48,16 @@ def talk(server: Server, before_turn: dict[int, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def wait_written(server: Server) -> None:
-    """Until the last state is on disk as a whole; a tail is written as soon as nothing runs."""
+def wait_written(server: Server, answer: dict[str, Any]) -> None:
+    """Until the state behind an answer is on disk as a whole; a tail is written as soon as nothing runs."""
+    tokens = sum(answer["usage"][name] for name in NUMBERS) - 1  # the last one was never fed back
     deadline = time.monotonic() + WAIT_S
-    seen = -1
     while time.monotonic() < deadline:
         with Reader.open(server.data_dir) as reader:
-            ends = sum(row.tokens for page in snapshots.chunks(reader) for row in page)
-        if ends == seen and ends % 256:
-            return
-        seen = ends
-        time.sleep(0.3)
-    raise AssertionError("nothing was written")
+            if any(row.tokens >= tokens for page in snapshots.snapshots(reader) for row, _ in page):
+                return
+        time.sleep(0.05)
+    raise AssertionError("it was not written")
 
 
 def kv(data_dir: Path) -> dict[bytes, list[bytes]]:
@@ -87,7 +86,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory, uninterrupted: list[dict[str,
         last = chat(server, messages)
         assert last["choices"] == uninterrupted[-1]["choices"]
         assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        wait_written(server)
+        wait_written(server, last)
         assert server.terminate() == 0
         return kv(server.data_dir)
 
@@ -102,29 +101,49 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 def test_answers_after_a_restart_are_bitwise_those_without(
     tmp_path: Path, uninterrupted: list[dict[str, Any]], cold: dict[bytes, list[bytes]], codec: str
 ) -> None:
-    with Server(tmp_path / "data", "--snapshot-codec", codec) as server:
-
-        def terminate() -> None:
-            wait_written(server)
-            assert server.terminate() == 0
-            server.start()
-
-        def kill() -> None:
-            wait_written(server)
-            server.restart()
-
-        answers = talk(server, {1: terminate, 3: kill})
+    """A busy machine may measure that reading takes longer than computing; then the answers are compared, and the
+    whole is done again, until what is compared was restored.
+    """
+    for number in range(TRIES_MAX):
+        data_dir = tmp_path / str(number) / "data"
+        data_dir.parent.mkdir()
+        answers = killed_twice(data_dir, codec)
         for turn, (answer, wanted) in enumerate(zip(answers, uninterrupted, strict=True)):
             assert answer["choices"] == wanted["choices"], f"turn {turn}"
             assert answer["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
-        for turn in (1, 3):
-            before = answers[turn - 1]["usage"]
-            cached = answers[turn]["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 2
-        wait_written(server)
-        assert server.terminate() == 0
-    restored = kv(tmp_path / "data")
+        if "recompute" not in reasons(data_dir):
+            break
+    for turn in (1, 3):
+        before = answers[turn - 1]["usage"]
+        cached = answers[turn]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 2
+    restored = kv(data_dir)
     longest = max(cold, key=len)
     assert len(longest) // format.TOKEN_BYTES == sum(answers[-1]["usage"][name] for name in NUMBERS) - 1
     for tokens, blocks in cold.items():
         assert restored[tokens] == blocks, f"the KV up to token {len(tokens) // format.TOKEN_BYTES}"
+
+
+def killed_twice(data_dir: Path, codec: str) -> list[dict[str, Any]]:
+    """The answers of a server that gets SIGTERM before its second turn and SIGKILL before its fourth."""
+    with Server(data_dir, "--snapshot-codec", codec) as server:
+
+        def terminate(last: dict[str, Any]) -> None:
+            wait_written(server, last)
+            assert server.terminate() == 0
+            server.start()
+
+        def kill(last: dict[str, Any]) -> None:
+            wait_written(server, last)
+            server.restart()
+
+        answers = talk(server, {1: terminate, 3: kill})
+        wait_written(server, answers[-1])
+        assert server.terminate() == 0
+    return answers
+
+
+def reasons(data_dir: Path) -> list[str]:
+    """Why each turn met no more of the cache."""
+    with Reader.open(data_dir) as reader:
+        return [turn.cache_reason for session in reader.sessions() for turn in reader.turns(session.session)]

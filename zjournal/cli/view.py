@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-PIPE_COLUMNS = 200  # where no terminal sets a width, lines should rather be long than cut
+PIPE_COLUMNS = 1000  # where no terminal sets a width, lines should rather be long than cut
 
 
 def console() -> Console:
