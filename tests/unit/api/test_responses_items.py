@@ -57,7 +57,7 @@ def test_two_tools_with_one_name_for_the_model_are_refused():
 
 def test_choices_name_tools_of_namespaces():
     named = {"type": "function", "name": "height", "namespace": "tide"}
-    assert ask(tools=[TIDE], tool_choice=named).choice == ToolChoice("required", ("tide__height",))
+    assert ask(tools=[TIDE], tool_choice=named).choice == ToolChoice("required", ("tide__height",), parallel=False)
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "tide"}]}
     assert ask(tools=[TIDE, FUNCTION], tool_choice=allowed).choice == ToolChoice("auto", ("tide__height",))
     with pytest.raises(BadRequest) as fault:
