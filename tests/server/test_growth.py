@@ -21,6 +21,7 @@ WORDS = 40  # that a turn adds
 KEPT_BYTES_MAX = 340  # of a deleted turn: its ids, digests and numbers, of which some 240 nothing can make smaller
 CHUNK_BYTES_MAX = 500  # of a chunk on disk: its hash and marks in a fact, and a row with its indexes
 CHUNK_TURNS = 10
+PAGE_BYTES = 4096  # what the size of a journal is a multiple of
 ANSWER = "The harbour log says that the tide turns at nine and the pilot is late again."
 RULES = "Keep to the log, and say where each entry stands. " * 20
 
@@ -86,7 +87,7 @@ def test_o14_the_journal_grows_with_what_is_new(server: Server) -> None:
             agent.turn()
         sizes.append(stop(server))
     first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
-    assert second < 1.25 * first, sizes
+    assert second <= 1.25 * first + PAGE_BYTES, sizes
     naive = sum(map(len, agent.sent.values()))
     assert sizes[2] - empty < naive / 15, (sizes, naive)
     agent.bodies_are_kept()
@@ -125,7 +126,7 @@ def test_whatever_a_client_changes_each_turn(server: Server) -> None:
             agent.turn()
         sizes.append(stop(server))
     first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
-    assert second < 1.25 * first, sizes
+    assert second <= 1.25 * first + PAGE_BYTES, sizes
 
     server.flags += ["--snapshots", "on"]
     server.start()
