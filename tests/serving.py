@@ -9,14 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from zjournal.journal.events import Recorded
+from zjournal.journal.reader import Reader
+
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
+WAIT_S_MAX = 30.0
 
 
 class Server:
@@ -136,3 +140,30 @@ def scripted(folder: Path, *turns: dict[str, Any], **settings: Any) -> str:
     path = folder / "turns.json"
     path.write_text(json.dumps({"context": 100_000, "dialect": "chatml", **settings, "turns": list(turns)}))
     return f"scripted:{path}"
+
+
+def saying(said: Mapping[str, str], times: int) -> list[dict[str, Any]]:
+    """Turns of a scripted model that says each text, `times` times, where a prompt ends with the words before it."""
+    return [{"text": text, "when": when} for when, text in said.items() for _ in range(times)]
+
+
+def until(holds: Callable[[], object], limit_s: float = WAIT_S_MAX) -> None:
+    """Returns once it holds."""
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+def facts(data_dir: Path) -> list[Recorded]:
+    """All facts of a journal, whether a server has it or not."""
+    found: list[Recorded] = []
+    with Reader.open(data_dir) as reader:
+        while page := reader.read(found[-1].seq if found else 0):
+            found += page
+    return found
+
+
+def happened(data_dir: Path, kind: type) -> list[Any]:
+    """The facts of one kind."""
+    return [fact.event for fact in facts(data_dir) if isinstance(fact.event, kind)]

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import typer
 
+from zjournal import loops
+from zjournal.api.metrics import Metrics
 from zjournal.cli.main import app
 from zjournal.config import SETTINGS
 
@@ -56,6 +58,23 @@ def test_each_command_has_help_and_a_section(name: str) -> None:
     assert f"## `{name}`" in (DOCS / "cli.md").read_text()
     undocumented = [p.name for p in COMMANDS[name].params if not getattr(p, "help", None) and p.name != "help"]
     assert not undocumented
+
+
+def test_each_metric_is_documented_and_told() -> None:
+    # prometheus_client adds the time of its making to each counter and histogram.
+    told = set(re.findall(r"^# TYPE (\w+)(?<!_created) ", Metrics().render().decode(), re.MULTILINE))
+    rows = re.findall(r"^\| (`zj_[^|]+) \|", (DOCS / "api.md").read_text(), re.MULTILINE)
+    table = {name for row in rows for name in re.findall(r"zj_\w+", row)}
+    of_the_journal = set(re.findall(r"`(zj_journal_\w+)`", (DOCS / "journal.md").read_text()))
+    assert table and of_the_journal
+    assert told == table | of_the_journal
+
+
+def test_limits_of_the_guard_stand_in_its_table() -> None:
+    _, _, table = (DOCS / "guard.md").read_text().partition("## Limits")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+)", table, re.MULTILINE)
+    documented = {name: int(number.replace(",", "")) for name, number in rows}
+    assert documented == {name: default for name, (default, _, _) in loops.LIMITS.items()}
 
 
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *DOCS.glob("*.md")]), ids=lambda page: page.name)

@@ -8,7 +8,8 @@ from zjournal import ask, errors
 from zjournal.api import limits
 from zjournal.api.metrics import Metrics
 from zjournal.api.sse import Cut
-from zjournal.api.submit import ModelCard, Turn
+from zjournal.api.submit import ModelCard
+from zjournal.api.turns import Turn
 
 CREATED = 1_764_000_000
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests import native
-from tests.fenced import SPOKEN, Runner, Voice, runner
+from tests.fenced import SPOKEN, Runner, Voice
 from tests.generations import tried
-from zjournal.kernels import cpu
 
 COUNT, REPEATED = 3, 1
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Runner]:
-    found = native.library()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "open_library", lambda: (found, ""))
-        one = runner()
-    yield one
-    one.close()
 
 
 @pytest.mark.parametrize(("name", "tags"), SPOKEN)

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from tests import native, smollm2
-from tests.fenced import Answer, Engine, Runner, runner
-from zjournal.kernels import cpu
+from tests import smollm2
+from tests.fenced import Answer, Engine, Runner
 from zjournal.link import wire
 
 PROMPT = "na na na na na na na na na na na na na na na na na na na na na na na na"
 SMALL = wire.Guard(run=12, period=64, repeats=3, tokens=24, restarts=2, exclusions=2, values=2)
 TOKENS = 200
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Runner]:
-    found = native.library()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "open_library", lambda: (found, ""))
-        one = runner()
-    yield one
-    one.close()
 
 
 def asked(name: str, guard: wire.Guard | None, text: str = PROMPT, **more: object) -> wire.Generate:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Server, zj
+from tests.serving import Server, facts, zj
 from zjournal.journal import events
-from zjournal.journal.reader import Reader
 
 GUARD = "run=12,period=64,repeats=3,tokens=24,exclusions=1"
 LIMITS = (12, 64, 3, 24, 4, 1, 8)
@@ -25,14 +23,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def facts(data_dir: Path) -> list[events.AnyEvent]:
-    found: list[events.Recorded] = []
-    with Reader.open(data_dir) as reader:
-        while page := reader.read(found[-1].seq if found else 0):
-            found += page
-    return [fact.event for fact in found]
-
-
 def test_a_loop_ends_with_its_reason_in_both_protocols_and_is_replayed(server: Server) -> None:
     body = ASKED | {"max_output_tokens": 400, "input": TEXT}
     response = server.respond(**body)
@@ -43,7 +33,7 @@ def test_a_loop_ends_with_its_reason_in_both_protocols_and_is_replayed(server: S
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] == response["output"][-1]["content"][0]["text"]
 
-    journaled = facts(server.data_dir)
+    journaled = [fact.event for fact in facts(server.data_dir)]
     accepted = [one for one in journaled if isinstance(one, events.RequestAccepted)]
     assert [one.guard for one in accepted] == [LIMITS, LIMITS]
     met = [one for one in journaled if isinstance(one, events.LoopMet) and one.response == response["id"]]

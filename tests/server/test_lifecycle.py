@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import Server, free_port, scripted, zj
+from tests.serving import Server, free_port, scripted, until, zj
 
 
 def test_o29_up_is_not_ready(tmp_path: Path) -> None:
@@ -84,6 +84,24 @@ def test_sigterm_parks_what_does_not_finish_and_who_asks_again_has_its_prompt_at
         again = server.respond(input=prompt, max_output_tokens=2)
         usage = again["usage"]
         assert usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] * 0.9
+
+
+def test_a_second_sigterm_does_not_wait_for_what_runs(tmp_path: Path) -> None:
+    model = scripted(tmp_path, {"text": "word " * 20_000, "delay_ms": 20})
+    with Server(tmp_path / "data", "--drain-timeout", "10m", model=model) as server:
+        seen = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
+        while next(seen)["type"] != "response.output_text.delta":
+            pass
+        rest: list[dict] = []
+        thread = threading.Thread(target=lambda: rest.extend(seen))
+        thread.start()
+        assert server.process is not None
+        server.process.terminate()
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as other:
+            until(lambda: other.get("/readyz").json()["status"] == "draining")
+        assert server.terminate() == 0
+        thread.join(20)
+        assert rest[-1]["type"] == "response.failed"
 
 
 def test_sigterm_while_a_request_waits_its_turn_ends_that_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anthropic import beta_tool
 from pydantic import BaseModel
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, saying, scripted, zj
 from zjournal.journal.events import RequestAccepted
 from zjournal.journal.reader import Reader
 from zjournal.sessions.makers import Makers
@@ -47,7 +47,7 @@ TIMES = 12  # that each of them can be said
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("messages")
-    turns = [{"text": text, "when": when} for when, text in SAID.items() for _ in range(TIMES)]
+    turns = saying(SAID, TIMES)
     turns.append({"text": "It breaks.", "when": "say broken", "fail_after": 2})
     turns.append({"text": "The tide is low."})
     with Server(folder / "data", model=scripted(folder, *turns, dialect="chatml+think")) as running:
@@ -59,12 +59,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="unused", max_retries=0)
-
-
-@pytest.fixture
-def ask(request: pytest.FixtureRequest) -> Any:
-    """A user's message that no other test sends, by which the model says one of SAID."""
-    return lambda words: f"For {request.node.name}: {words}"
 
 
 def say(server: Server, *messages: Any, expect: int = 200, headers: Any = None, **more: Any) -> dict[str, Any]:

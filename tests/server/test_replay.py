@@ -9,22 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import WAIT_S_MAX, Server, facts, scripted, until, zj
 from zjournal.checkpoint.gguf import read_header
 from zjournal.checkpoint.locate import locate
 from zjournal.journal import events
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 
-WAIT_S_MAX = 30.0
 SAME = {"text": "It is the same again, whatever you ask of me."}
 
 
@@ -47,14 +45,6 @@ class Told:
 
 def replayed(data_dir: Path, name: str, *arguments: str) -> Told:
     return Told(zj("replay", name, "--json", "--data-dir", str(data_dir), *arguments))
-
-
-def facts(data_dir: Path) -> list[events.Recorded]:
-    found: list[events.Recorded] = []
-    with Reader.open(data_dir) as reader:
-        while page := reader.read(found[-1].seq if found else 0):
-            found += page
-    return found
 
 
 def turns(data_dir: Path, session: str) -> list[Turn]:
@@ -327,14 +317,6 @@ def replaying(data_dir: Path, name: str, *flags: str) -> subprocess.Popen[str]:
     """A replay that is under way."""
     command = [sys.executable, "-m", "zjournal", "replay", name, "--data-dir", str(data_dir), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Returns once it holds."""
-    end = time.monotonic() + WAIT_S_MAX
-    while not holds():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.02)
 
 
 def _replays(data_dir: Path) -> list[events.SessionReplayed]:

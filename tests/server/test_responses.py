@@ -12,7 +12,7 @@ import pytest
 from openresponses_types import CompactResource
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, saying, scripted, zj
 
 FUNCTION: Any = {"type": "function", "name": "ls", "parameters": {"type": "object"}, "strict": False}
 TIDE: Any = {"type": "namespace", "name": "tide", "description": "Tides.", "tools": [{**FUNCTION, "name": "height"}]}
@@ -35,7 +35,7 @@ SAID = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("responses")
-    turns: list[dict[str, Any]] = [{"text": text, "when": when} for when, text in SAID.items() for _ in range(30)]
+    turns = saying(SAID, 30)
     for turn in turns:
         if turn["when"] == "say slowly":
             turn["delay_ms"] = 10

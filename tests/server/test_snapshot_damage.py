@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_snapshots import LONG, clean, facts, names, until, whole
-from tests.serving import STOP_S_MAX, Server, scripted
+from tests.server.test_snapshots import LONG, clean, names, until, whole
+from tests.serving import STOP_S_MAX, Server, happened, scripted
 from zjournal.journal import snapshots
 from zjournal.journal.events import CacheQuarantined
 from zjournal.journal.reader import Reader
@@ -44,7 +44,7 @@ def test_what_was_put_aside_goes_with_its_turn_though_the_engine_was_killed(serv
         server.start()
         second = server.respond(input="go on", previous_response_id=first["id"])
         until(lambda: whole(server.data_dir, second["id"]))
-        assert facts(server.data_dir, CacheQuarantined)
+        assert happened(server.data_dir, CacheQuarantined)
         aside = files.folder_of(server.data_dir) / "quarantine" / path.name
         until(aside.exists)
         server.restart()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, happened, scripted, until, zj
 from zjournal.journal import snapshots
 from zjournal.journal.events import (
     CacheBackedUp,
@@ -24,18 +22,9 @@ from zjournal.journal.events import (
 from zjournal.journal.reader import Reader
 from zjournal.sessions import snapshots as files
 
-WAIT_S = 30.0
-
 
 def text(count: int, name: str) -> str:
     return " ".join(f"{name}{number}" for number in range(count))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def disk_bytes(data_dir: Path) -> int:
@@ -50,15 +39,6 @@ def disk_bytes(data_dir: Path) -> int:
 
 def names(data_dir: Path) -> set[str]:
     return {path.stem for path in files.folder_of(data_dir).glob("*/*/*.zjc")}
-
-
-def facts(data_dir: Path, kind: type) -> list[Any]:
-    with Reader.open(data_dir) as reader:
-        found, after = [], 0
-        while page := reader.read(after):
-            found += [fact.event for fact in page if isinstance(fact.event, kind)]
-            after = page[-1].seq
-    return found
 
 
 def written(data_dir: Path, answer: dict[str, Any]) -> bool:
@@ -104,15 +84,15 @@ def test_o13_the_limit_holds_while_writing_and_after_a_restart(tmp_path: Path) -
             answer = server.respond(input=text(400, f"s{session}x"))
             assert disk_bytes(server.data_dir) <= limit
         until(lambda: written(server.data_dir, answer))
-        assert {one.cause for one in facts(server.data_dir, CachePurged)} <= {"quota", "stale"}
-        assert any(one.cause == "quota" for one in facts(server.data_dir, CachePurged))
+        assert {one.cause for one in happened(server.data_dir, CachePurged)} <= {"quota", "stale"}
+        assert any(one.cause == "quota" for one in happened(server.data_dir, CachePurged))
         server.kill()
-        gone, before = len(facts(server.data_dir, CachePurged)), names(server.data_dir)
+        gone, before = len(happened(server.data_dir, CachePurged)), names(server.data_dir)
         scripted(tmp_path, {"text": "Other words."})  # another model under the same name
         server.flags[1] = str(limit // 2)
         server.start()
         until(lambda: disk_bytes(server.data_dir) <= limit // 2)
-        purged = facts(server.data_dir, CachePurged)
+        purged = happened(server.data_dir, CachePurged)
         assert len(purged) > gone
         told = {hash_.hex() for one in purged for hash_ in one.hashes}
         assert before - names(server.data_dir) <= told, "each that goes is told"
@@ -120,7 +100,7 @@ def test_o13_the_limit_holds_while_writing_and_after_a_restart(tmp_path: Path) -
     where = ("--limit", str(limit // 4), "--json", "--data-dir", str(tmp_path / "data"))
     predicted = [one["hash"] for one in json.loads(zj("snapshots", "gc", *where).stdout)["deletions"]]
     assert zj("snapshots", "gc", "--yes", *where).returncode == 0
-    done = [one for one in facts(tmp_path / "data", CachePurged) if one.cause == "gc"]
+    done = [one for one in happened(tmp_path / "data", CachePurged) if one.cause == "gc"]
     assert predicted and sorted(hash_.hex() for one in done for hash_ in one.hashes) == sorted(predicted)
     assert disk_bytes(tmp_path / "data") <= limit // 4
 
@@ -139,7 +119,7 @@ def test_o15_other_weights_under_the_same_name_meet_nothing(tmp_path: Path) -> N
         assert cached(other) == 0
         assert other["output"][0]["content"][0]["text"] == "New words."
         until(lambda: written(server.data_dir, other))
-        (matched,) = [one for one in facts(server.data_dir, CacheMatched) if one.response == other["id"]]
+        (matched,) = [one for one in happened(server.data_dir, CacheMatched) if one.response == other["id"]]
         assert (matched.cached, matched.reason) == (0, "fingerprint: weights")
         shown = zj("snapshots", "gc", "--limit", "1", "--json", "--data-dir", str(server.data_dir))
         whys = [one["reason"] for one in json.loads(shown.stdout)["deletions"]]
@@ -180,7 +160,7 @@ def test_o16_what_a_kill_leaves_half_written_goes_and_is_counted(tmp_path: Path)
         for _ in range(2):
             again = server.respond(**asked)
             assert again["status"] == "completed"
-        until(lambda: any(one.leftovers == 1 for one in facts(server.data_dir, CacheReconciled)))
+        until(lambda: any(one.leftovers == 1 for one in happened(server.data_dir, CacheReconciled)))
         assert not leftover.exists()
         assert server.post("/v1/responses", {"model": "default", **asked}).status_code == 200
 
@@ -200,7 +180,7 @@ def test_o14_r22_snapshots_grow_with_what_is_new_and_go_with_their_session(tmp_p
             until(lambda answer=answer: written(server.data_dir, answer))  # type: ignore[misc]
             responses.append(answer["id"])
             prompts.append(answer["usage"]["input_tokens"])
-        told = facts(server.data_dir, CacheBackedUp)
+        told = happened(server.data_dir, CacheBackedUp)
         for before, now, response in zip([0, *prompts], prompts, responses, strict=False):
             new = sum(chunk.tokens for one in told if one.response == response for chunk in one.chunks)
             assert new <= now - before + 2 * 255 + 20, "the new ones, and a tail of less than a chunk"
@@ -240,7 +220,7 @@ def test_o16_a_file_with_one_flipped_bit_is_met_once(tmp_path: Path, place: str)
         until(lambda: written(server.data_dir, told[0]))
         server.restart()
         assert cached(server.respond(**asked)) > 0, "it was written again"
-        refused = [one.file for one in facts(server.data_dir, CacheQuarantined)]
+        refused = [one.file for one in happened(server.data_dir, CacheQuarantined)]
         assert refused and len(refused) == len(set(refused))
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Server, scripted, zj
+from tests import serving
+from tests.serving import Server, happened, scripted, zj
 from zjournal.journal import snapshots
 from zjournal.journal.events import CacheBackedUp, CachePurged, CacheQuarantined, CacheReconciled, CacheRestored
 from zjournal.journal.reader import Reader
 from zjournal.sessions import snapshots as files
 
 WAIT_S = 20.0
+until = functools.partial(serving.until, limit_s=WAIT_S)
 LONG = " ".join(f"word{number}" for number in range(600))  # more than two chunks of tokens
 
 
@@ -26,13 +27,6 @@ LONG = " ".join(f"word{number}" for number in range(600))  # more than two chunk
 def server(tmp_path: Path) -> Server:
     turns = [{"text": f"answer {number}"} for number in range(8)]
     return Server(tmp_path / "data", model=scripted(tmp_path, *turns))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def stored(data_dir: Path, response: str) -> int:
@@ -62,15 +56,6 @@ def named(data_dir: Path) -> set[str]:
 def bad(data_dir: Path) -> int:
     with Reader.open(data_dir) as reader:
         return snapshots.totals(reader).bad
-
-
-def facts(data_dir: Path, kind: type) -> list[Any]:
-    with Reader.open(data_dir) as reader:
-        found, after = [], 0
-        while page := reader.read(after):
-            found += [fact.event for fact in page if isinstance(fact.event, kind)]
-            after = page[-1].seq
-    return found
 
 
 def turns(data_dir: Path, response: str) -> dict[str, Any]:
@@ -103,12 +88,12 @@ def test_a_session_comes_back_from_disk_after_a_restart(server: Server, kill: bo
         assert f"cached {cached} ({shown['cache_reason']}, {cached} from ssd)" in tree
         reached = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
         assert cached >= reached - 16, "all but a part of a block"
-        (restored,) = facts(server.data_dir, CacheRestored)
+        (restored,) = happened(server.data_dir, CacheRestored)
         assert (restored.tier, restored.tokens, restored.response) == ("ssd", cached, second["id"])
         metrics = server.http.get("/metrics").text
         assert f'zj_prompt_tokens_total{{source="ssd"}} {cached}.0' in metrics
         until(lambda: whole(server.data_dir, second["id"]))
-        told = [len(event.chunks) for event in facts(server.data_dir, CacheBackedUp)]
+        told = [len(event.chunks) for event in happened(server.data_dir, CacheBackedUp)]
         assert sum(told) <= len(named(server.data_dir)) + len(told), "chunks on disk are not written again"
     assert clean(server.data_dir)
 
@@ -140,7 +125,7 @@ def test_delete_takes_the_files_beside_a_server(server: Server) -> None:
         assert server.http.delete(f"/v1/responses/{other['id']}").status_code == 200
         until(lambda: names(server.data_dir) == named(server.data_dir))
         assert stored(server.data_dir, other["id"]) == 0 and stored(server.data_dir, first["id"])
-        assert [event.cause for event in facts(server.data_dir, CachePurged)] == ["deleted"]
+        assert [event.cause for event in happened(server.data_dir, CachePurged)] == ["deleted"]
         assert zj("sessions", "delete", first["id"], "--yes", "--data-dir", str(server.data_dir)).returncode == 0
         until(lambda: not names(server.data_dir))
         again = server.respond(input=LONG)
@@ -180,11 +165,11 @@ def test_a_bad_file_is_put_aside_once_and_the_answer_is_right(server: Server) ->
         server.start()
         second = server.respond(input="go on", previous_response_id=first["id"])
         assert second["status"] == "completed"
-        (event,) = facts(server.data_dir, CacheQuarantined)
+        (event,) = happened(server.data_dir, CacheQuarantined)
         assert (event.file, event.hash.hex()) == (path.name, path.stem)
         assert (files.folder_of(server.data_dir) / "quarantine" / path.name).exists()
         server.respond(input="and on", previous_response_id=second["id"])
-        assert len(facts(server.data_dir, CacheQuarantined)) == 1
+        assert len(happened(server.data_dir, CacheQuarantined)) == 1
 
 
 def test_a_start_removes_what_nothing_names_and_tells_what_is_missing(server: Server) -> None:
@@ -199,8 +184,8 @@ def test_a_start_removes_what_nothing_names_and_tells_what_is_missing(server: Se
         part = lost.with_name(lost.stem + "." + "0" * 16 + ".part")
         part.write_bytes(b"cut")
         server.start()
-        until(lambda: bool(facts(server.data_dir, CacheReconciled)))
-        (event,) = facts(server.data_dir, CacheReconciled)
+        until(lambda: bool(happened(server.data_dir, CacheReconciled)))
+        (event,) = happened(server.data_dir, CacheReconciled)
         assert (event.orphans, event.leftovers, event.missing) == (1, 1, (bytes.fromhex(lost.stem),))
         until(lambda: not orphan.exists() and not part.exists())
         second = server.respond(input=LONG)

@@ -48,14 +48,19 @@ def talk(server: Server, before_turn: dict[int, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def wait_written(server: Server, answer: dict[str, Any]) -> None:
-    """Until the state behind an answer is on disk as a whole; a tail is written as soon as nothing runs."""
-    tokens = sum(answer["usage"][name] for name in NUMBERS) - 1  # the last one was never fed back
+def computed(answer: dict[str, Any]) -> int:
+    """Tokens whose KV there is behind an answer: the last one was never fed back."""
+    return sum(answer["usage"][name] for name in NUMBERS) - 1
+
+
+def wait_written(server: Server, response: str, tokens: int) -> None:
+    """Until so many tokens of a response's state are on disk; a tail is written as soon as nothing runs."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         with Reader.open(server.data_dir) as reader:
-            if any(row.tokens >= tokens for page in snapshots.snapshots(reader) for row, _ in page):
-                return
+            kept = snapshots.snapshot(reader, response)
+        if kept is not None and kept.tokens >= tokens:
+            return
         time.sleep(0.05)
     raise AssertionError("it was not written")
 
@@ -86,7 +91,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory, uninterrupted: list[dict[str,
         last = chat(server, messages)
         assert last["choices"] == uninterrupted[-1]["choices"]
         assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        wait_written(server, last)
+        wait_written(server, last["id"], computed(last))
         assert server.terminate() == 0
         return kv(server.data_dir)
 
@@ -119,7 +124,7 @@ def test_answers_after_a_restart_are_bitwise_those_without(
         assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 2
     restored = kv(data_dir)
     longest = max(cold, key=len)
-    assert len(longest) // format.TOKEN_BYTES == sum(answers[-1]["usage"][name] for name in NUMBERS) - 1
+    assert len(longest) // format.TOKEN_BYTES == computed(answers[-1])
     for tokens, blocks in cold.items():
         assert restored[tokens] == blocks, f"the KV up to token {len(tokens) // format.TOKEN_BYTES}"
 
@@ -129,16 +134,16 @@ def killed_twice(data_dir: Path, codec: str) -> list[dict[str, Any]]:
     with Server(data_dir, "--snapshot-codec", codec) as server:
 
         def terminate(last: dict[str, Any]) -> None:
-            wait_written(server, last)
+            wait_written(server, last["id"], computed(last))
             assert server.terminate() == 0
             server.start()
 
         def kill(last: dict[str, Any]) -> None:
-            wait_written(server, last)
+            wait_written(server, last["id"], computed(last))
             server.restart()
 
         answers = talk(server, {1: terminate, 3: kill})
-        wait_written(server, answers[-1])
+        wait_written(server, answers[-1]["id"], computed(answers[-1]))
         assert server.terminate() == 0
     return answers
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, saying, scripted, zj
 from zjournal.journal.events import ToolCalled
 from zjournal.journal.reader import Reader
 
@@ -49,7 +49,7 @@ TIMES = 20  # that each of them can be said
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tools")
-    turns = [{"text": text, "when": when} for when, text in SAID.items() for _ in range(TIMES)]
+    turns = saying(SAID, TIMES)
     turns.append({"text": CUT_CALL, "when": "die now", "die_after": 40})
     with Server(folder / "data", model=scripted(folder, *turns, dialect="chatml+think")) as running:
         yield running
@@ -60,12 +60,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0)
-
-
-@pytest.fixture
-def ask(request: pytest.FixtureRequest) -> Any:
-    """A user's message that no other test sends, by which the model says one of SAID."""
-    return lambda words: f"For {request.node.name}: {words}"
 
 
 def shown(server: Server, response: str) -> list[dict[str, Any]]:

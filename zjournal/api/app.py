@@ -1,8 +1,8 @@
-"""The routes: each reads its request, asks the desk, and answers in its protocol; errors get their shape here.
+"""The app: all routes together, those of Chat and for machines that watch; errors get their status and shape here.
 
-Everything a protocol means is in chat.py and responses.py. Here is only HTTP: keys, limits, status codes, and the
-client that leaves. The status of a stream is decided once the desk has accepted the request; what fails later is
-told inside the stream.
+The routes of the other protocols are in routes_*.py, what they share is in http.py, and what a protocol means is in
+chat.py, responses.py and messages/. The status of a stream is decided once the desk has accepted the request; what
+fails later is told inside the stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from zjournal.api.submit import Desk
 
 CLIENT_GONE = 499  # what proxies log for a client that left; nobody receives it
-RESPONSE_PREFIX = "resp_"
 
 log = logging.getLogger("zjournal.api")
 
@@ -105,9 +104,6 @@ async def readyz(request: Request) -> ASGIApp:
 async def metrics(request: Request) -> ASGIApp:
     desk, _ = enter(request)
     return Reply(desk.metrics.render(), content_type=CONTENT_TYPE)
-
-
-# --- what the routes share ----------------------------------------------------------------------------
 
 
 # --- errors -------------------------------------------------------------------------------------------

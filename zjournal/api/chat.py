@@ -39,7 +39,7 @@ from zjournal.ask import (
 from zjournal.errors import BadRequest, Fault, Unavailable
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Turn
+    from zjournal.api.turns import Turn
 
 ENCODER_VERSION = 1
 

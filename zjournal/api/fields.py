@@ -1,8 +1,8 @@
 """Reading a request body: JSON to typed fields, with the JSON path of whatever is wrong.
 
-Both OpenAI protocols share the limits and the small fields (stop, sampling, the session's name), so they are read here
-once. Fields that this version cannot honour are refused by name, never ignored; fields of the
-future, which nobody here knows, pass.
+The protocols share the limits and the small fields (stop, sampling, the session's name), so they are read here once.
+Fields that this version cannot honour are refused by name, never ignored; fields of the future, which nobody here
+knows, pass.
 """
 
 from __future__ import annotations
@@ -164,6 +164,12 @@ def join(at: str, path: str) -> str:
     if not at or not path:
         return at or path
     return f"{at}{path}" if path.startswith("[") else f"{at}.{path}"
+
+
+def require_object(value: Any, at: str) -> None:
+    """Raises BadRequest unless the value, which stands at the JSON path `at`, is an object, as a schema is."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
 
 
 def require_neutral(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]]) -> None:

@@ -19,7 +19,8 @@ from zjournal.ask import Broke, Step, Usage
 from zjournal.errors import Fault, Unauthorized
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Desk, Turn
+    from zjournal.api.submit import Desk
+    from zjournal.api.turns import Turn
 
 
 class Encoder(Protocol):

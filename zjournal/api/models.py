@@ -60,7 +60,8 @@ def etag(body: bytes) -> str:
 def _page(models: list[dict[str, Any]], query: Mapping[str, str]) -> tuple[list[dict[str, Any]], bool]:
     """The part that was asked for, and whether there is more in that direction."""
     told = query.get("limit")
-    if told is not None and not (told.isascii() and told.isdigit() and 1 <= int(told[:9]) <= PAGE_MAX):
+    digits = told is not None and told.isascii() and told.isdigit() and len(told) <= len(str(PAGE_MAX))
+    if told is not None and not (digits and 1 <= int(told) <= PAGE_MAX):
         raise BadRequest(f"Invalid value for `limit`: expected a number from 1 to {PAGE_MAX}.", param="limit")
     limit = PAGE_MAX if told is None else int(told)
     after, before = query.get("after_id"), query.get("before_id")

@@ -39,7 +39,7 @@ from zjournal.errors import BadRequest
 from zjournal.journal.log import CRASH_MESSAGE
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Turn
+    from zjournal.api.turns import Turn
 
 ENCODER_VERSION = 1
 # After a crash the numbers of what comes next are larger than any that can have been told: deltas are told at most

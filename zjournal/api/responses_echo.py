@@ -9,7 +9,7 @@ import msgspec
 from zjournal.api import fields
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Turn
+    from zjournal.api.turns import Turn
 
 TRIGGER = "compaction_trigger"
 TOOLS = "additional_tools"

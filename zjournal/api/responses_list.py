@@ -1,4 +1,7 @@
-"""Input items as a client lists them: each with its type, an id and its content in parts, a page at a time. Pure."""
+"""Input items as a client lists them: each with its type, an id and its content in parts, a page at a time. Pure.
+
+What a query string asks for is read here too, for all routes of Responses and of conversations.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from zjournal.api.responses_echo import TRIGGER
 from zjournal.errors import BadRequest
 
 LIMIT_MAX, LIMIT = 100, 20
+DIGITS_MAX = 12  # of a number in a query
 QUERY = frozenset({"after", "before", "limit", "order", "include", "include[]"})
 
 # What the ids of items begin with, by their type; of others: `item`.
@@ -120,6 +124,6 @@ def number(query: Mapping[str, str], name: str, absent: int) -> int:
     value = query.get(name)
     if value is None:
         return absent
-    if not value.isascii() or not value.isdigit() or int(value[:12]) > fields.TOKENS_MAX:
+    if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX and int(value) <= fields.TOKENS_MAX):
         raise BadRequest(f"Invalid value for `{name}`: expected a number that is not negative.", param=name)
     return int(value)

@@ -22,7 +22,8 @@ from zjournal.sessions import conversations
 from zjournal.sessions.conversations import Conversation, Payload
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Desk, Turn
+    from zjournal.api.submit import Desk
+    from zjournal.api.turns import Turn
 
 PATH = "/v1/conversations"
 ONE = PATH + "/{conversation_id:str}"

@@ -22,7 +22,8 @@ from zjournal.api.threads import not_found
 from zjournal.ask import Ask
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Desk, Turn
+    from zjournal.api.submit import Desk
+    from zjournal.api.turns import Turn
 
 MESSAGE_PREFIX = "msg_"
 

@@ -16,7 +16,8 @@ from zjournal.api.routes_conversations import joined
 from zjournal.ask import Ask, Broke
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Desk, Turn
+    from zjournal.api.submit import Desk
+    from zjournal.api.turns import Turn
 
 RESPONSE_PREFIX = "resp_"
 DEFAULT_MODEL = "default"  # what is served, by whatever name

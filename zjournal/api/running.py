@@ -3,6 +3,9 @@
 The order is the promise: tokens are journaled in batches beside the stream, and the end of a response is
 durable before anyone is told. Where the journal cannot be written, the response fails, its client is told so, and
 its last facts are owed: they are written as soon as the journal takes them. All methods run on the event loop.
+
+`running_one` is the state of one response, `running_checks` looks at its results beside the event loop,
+`running_record` writes its facts and owes those that were refused, and `running_engine` is the engine's life.
 """
 
 from __future__ import annotations
@@ -11,21 +14,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from zjournal import ask, errors
-from zjournal.api import said
+from zjournal.api import running_checks, said
 from zjournal.api.metrics import Metrics
+from zjournal.api.running_engine import EngineLife
+from zjournal.api.running_one import ANSWER, Running
+from zjournal.api.running_record import Recorder
 from zjournal.api.snapshots import MESSAGES, Snapshots
 from zjournal.api.sse import Cut
-from zjournal.journal import events, retention
-from zjournal.journal.log import SERVER_TENANT, Journal
-from zjournal.journal.written import Written
+from zjournal.journal import events
+from zjournal.journal.log import Journal
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
 from zjournal.sessions.fences import Check
-from zjournal.sessions.follow import Reader, Tail, ended_at
+from zjournal.sessions.follow import Tail, ended_at
 from zjournal.sessions.items import items_of
 from zjournal.sessions.reading import Terms
 from zjournal.sessions.served import Served
@@ -34,9 +38,6 @@ FLUSH_TOKENS = 64  # promise 3
 FLUSH_S = 0.05
 KEEP_ALIVE_S = 10.0  # silence after which clients are told that their response lives; they give up after 15 s or more
 STOPPED = "The server stopped before this response was finished; ask again."
-ANSWER = -1  # in place of a call's index: the text of the answer
-UNCHECKED = "it was not checked"
-OWED_RETRY_S = 1.0  # how often facts that the journal refused are offered again
 
 log = logging.getLogger("zjournal.api")
 
@@ -47,64 +48,6 @@ _CHANGES: dict[str, type[events.CacheAdmitted | events.CacheEvicted]] = {
     "admit": events.CacheAdmitted,
     "evict": events.CacheEvicted,
 }
-
-
-class Running:
-    """One response between its acceptance and its end; owned by `Runs`."""
-
-    def __init__(
-        self, accepted: events.RequestAccepted, prompt: int, reader: Reader, secret: bytes, check: Check | None = None
-    ) -> None:
-        """`secret` is the response's own, which ids of its calls are made of."""
-        self.accepted = accepted
-        self.check = check
-        self.tail = Tail()
-        self.reader = reader
-        self.secret = secret
-        self.deltas: list[ask.Delta] = []  # what it has said by now
-        self.whole: list[ask.CallEnded] = []  # the calls in it that are whole
-        self.calls = 0  # of them, those whose facts were handed to the journal
-        self.looked = 0  # of them, those that `check` has or needs not
-        self.looking: set[int] = set()  # the calls, or ANSWER, that a thread looks at
-        self.wrong: dict[int, str] = {}  # what was found wrong with them
-        self.finished: wire.Finished | None = None  # it ends once nothing is looked at any more
-        self.started = time.monotonic()
-        self.heard = self.started  # when there was something to tell of it last
-        self.read = 0  # prompt tokens that have KV
-        self.first_token: float | None = None
-        self.prompt = prompt
-        self.cached = 0
-        self.flushed = 0  # tokens handed to the journal
-        self.timer: asyncio.TimerHandle | None = None
-        self.ending = False
-        self.lost = False  # a fact of it could not be written
-        self.matched: events.CacheMatched | None = None  # while it is not durable
-        self.last: Written | None = None  # the append before the next one
-
-    @property
-    def usage(self) -> ask.Usage:
-        return ask.Usage(self.prompt, self.cached, len(self.tail.ids))
-
-    @property
-    def warms(self) -> bool:
-        """Whether it only reads its prompt, for a request to come."""
-        return self.accepted.max_tokens == 0
-
-    def hear(self, deltas: list[ask.Delta]) -> None:
-        """What it says next."""
-        self.deltas += deltas
-        if deltas:
-            self.heard = time.monotonic()
-        self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
-
-    @property
-    def told(self) -> int:
-        """How many of its whole calls can become facts: not those that are still looked at, nor any behind."""
-        return next((n for n, one in enumerate(self.whole) if one.index in self.looking), len(self.whole))
-
-    def call_id(self, index: int) -> str:
-        """The id of one of its calls."""
-        return identity.call_id(self.secret, self.accepted.response, index)
 
 
 class Runs:
@@ -121,30 +64,44 @@ class Runs:
         self._journal = journal
         self._snapshots = snapshots
         self._metrics = metrics
-        self._unstored_retention_s = unstored_retention_s
         self._keep_alive_s = keep_alive_s
         self._parking = False
         self._running: dict[str, Running] = {}
-        self._owed: dict[str, Running] = {}  # ended and told so; the journal does not know their end yet
-        self._served: Served | None = None
-        self._engine: EngineClient | None = None
-        self._coming: tuple[wire.Ready, int] | None = None  # the engine that is up, and its pid
-        self.ready: wire.Ready | None = None  # what it said, once its start is durable
-        self.progress = 0.0
-        self.broken: wire.Broken | None = None
+        self._recorder = Recorder(journal, unstored_retention_s, self._lost)
+        self._life = EngineLife(journal, self._recorder, metrics, snapshots)
         # Hears of tokens that were read or written, by tenant.
         self.spent: Callable[[str, int], None] = lambda tenant, tokens: None
-        self.broke = asyncio.Event()
-        self.up = asyncio.Event()  # set when an engine first became ready
         self.idle = asyncio.Event()
         self.idle.set()
-        journal.tenant(SERVER_TENANT)  # made here, so that it is known wherever a start is journaled
 
     def serve(self, served: Served, engine: EngineClient) -> None:
         """Sets the model's API side and the engine."""
-        self._served = served
-        self._engine = engine
-        self._record_start()
+        self._life.serve(served, engine)
+
+    @property
+    def ready(self) -> wire.Ready | None:
+        """What the engine said of itself, once its start is durable."""
+        return self._life.ready
+
+    @property
+    def progress(self) -> float:
+        """How much of the model the engine has loaded, of 1."""
+        return self._life.progress
+
+    @property
+    def broken(self) -> wire.Broken | None:
+        """Why the engine will never be ready."""
+        return self._life.broken
+
+    @property
+    def broke(self) -> asyncio.Event:
+        """Set with `broken`."""
+        return self._life.broke
+
+    @property
+    def up(self) -> asyncio.Event:
+        """Set when an engine first became ready."""
+        return self._life.up
 
     def __len__(self) -> int:
         return len(self._running)
@@ -158,8 +115,8 @@ class Runs:
 
     def tail(self, response: str) -> Tail | None:
         """The tail of a response whose facts are not all durable: it is running, or its end is owed."""
-        running = self._running.get(response) or self._owed.get(response)
-        return running.tail if running else None
+        running = self._running.get(response)
+        return running.tail if running else self._recorder.owed(response)
 
     def begin(
         self,
@@ -170,17 +127,18 @@ class Runs:
         check: Check | None = None,
     ) -> Tail:
         """Starts a response whose acceptance is durable; returns what followers read."""
-        assert self._served is not None
+        served, client = self._life.served, self._life.client
+        assert served is not None
         secret = identity.item_secret(self._journal.secret, accepted.response)
-        running = Running(accepted, prompt, self._served.model.reader(terms), secret, check)
+        running = Running(accepted, prompt, served.model.reader(terms), secret, check)
         self._running[accepted.response] = running
         self._metrics.running(len(self._running))
         self.spent(accepted.tenant, prompt)
         self.idle.clear()
-        if self.ready is None or self._engine is None:  # it died while the request was being written down
+        if self._life.ready is None or client is None:  # it died while the request was being written down
             self._fail(running, "engine_error", "The engine stopped before the request began.")
         else:
-            self._engine.generate(ask)
+            client.generate(ask)
         return running.tail
 
     def keep_alive(self, now: float) -> None:
@@ -203,7 +161,7 @@ class Runs:
             tail.waited = max(tail.waited, told)
             tail.wake()
 
-        self._record(running, [said.waited(running.accepted, waiting)], durable)
+        self._recorder.record(running, [said.waited(running.accepted, waiting)], durable)
 
     def reader_cut(self, tenant: str, response: str, cut: Cut) -> None:
         """Writes down that a client of the response did not read and was cut."""
@@ -216,19 +174,19 @@ class Runs:
         )
         running = self._running.get(response)
         if running is not None and not running.ending:
-            self._record(running, [events.Fact(event)], lambda: None)
+            self._recorder.record(running, [events.Fact(event)], lambda: None)
         else:
-            self._when_durable([events.Fact(event)], lambda: None, lambda fault: None)
+            self._recorder.when_durable([events.Fact(event)], lambda: None, lambda fault: None)
 
     def cancel(self, response: str) -> None:
         """Gives up a response; what is not running is ignored."""
-        if self._engine is not None and response in self._running:
-            self._engine.cancel(response)
+        if self._life.client is not None and response in self._running:
+            self._life.client.cancel(response)
 
     def forget(self, responses: tuple[str, ...]) -> None:
         """Gives up what the engine keeps of responses whose content was erased."""
-        if self._engine is not None and responses:
-            self._engine.forget(responses)
+        if self._life.client is not None and responses:
+            self._life.client.forget(responses)
 
     def park(self) -> None:
         """Ends whatever still runs, for the server stops. What is computed is kept for who asks again.
@@ -237,8 +195,8 @@ class Runs:
         """
         self._parking = True
         for response, running in list(self._running.items()):
-            if self._engine is not None and not running.ending:
-                self._engine.cancel(response, keep=True)
+            if self._life.client is not None and not running.ending:
+                self._life.client.cancel(response, keep=True)
 
     def give_up(self) -> None:
         """Ends whatever still runs without waiting for the engine, which did not answer."""
@@ -248,85 +206,23 @@ class Runs:
     # --- what the engine says ---------------------------------------------------------------------------
 
     def engine_loading(self, progress: float) -> None:
-        self.progress = progress
+        self._life.progress = progress
 
     def engine_ready(self, ready: wire.Ready, pid: int) -> None:
-        self._coming = ready, pid
-        self._record_start()
-        log.info(
-            "engine ready: pid %d, %s, context %d, KV %d tokens", pid, ready.kernels, ready.context, ready.kv_tokens
-        )
-        if ready.kernels.startswith("torch"):
-            log.warning("without the C kernels this is many times slower; install a C compiler, then zjournal again")
-        if ready.kv_tokens < ready.context:
-            log.warning(
-                "the KV memory holds %d tokens: longer requests are refused, though the context is %d; see kv_memory",
-                ready.kv_tokens,
-                ready.context,
-            )
-
-    def _record_start(self) -> None:
-        """Journals the start of the engine, once the tokenizer is known as well; then requests may come.
-
-        So whatever was rendered can be read with what the last start before it names.
-        """
-        coming, served = self._coming, self._served
-        if coming is None or served is None:
-            return
-        ready, pid = coming
-        vocabulary, template = served.vocabulary, served.template.source.encode()
-        started = events.EngineStarted(
-            tenant=SERVER_TENANT,
-            pid=pid,
-            model=served.id,
-            fingerprint=ready.fingerprint,
-            kernels=ready.kernels,
-            context=ready.context,
-            kv_tokens=ready.kv_tokens,
-            vocabulary=self._journal.digest(SERVER_TENANT, vocabulary),
-            template=self._journal.digest(SERVER_TENANT, template),
-            parts=tuple(sorted(ready.parts.items())),
-            unstable=served.unstable,
-        )
-
-        def durable() -> None:
-            if self._coming is coming:  # else it has died meanwhile
-                self.ready = ready
-                self.up.set()
-                self._snapshots.engine_ready(started)
-
-        def again() -> None:
-            if self._coming is coming:
-                self._record_start()
-
-        def refused(fault: errors.Fault) -> None:
-            log.error("the start of the engine could not be journaled: %s", fault.message)
-            asyncio.get_running_loop().call_later(OWED_RETRY_S, again)
-
-        self._when_durable([events.Fact(started, contents=(vocabulary, template))], durable, refused)
+        self._life.came(ready, pid)
 
     def engine_broken(self, broken: wire.Broken) -> None:
-        self.broken = broken
-        self.ready = self._coming = None
-        self.broke.set()
+        self._life.could_not_start(broken)
 
     def engine_crashed(self, pid: int, status: int, running: tuple[str, ...]) -> None:
-        self.ready = self._coming = None
-        self.progress = 0.0
-        self._snapshots.engine_gone()
-        self._journal.append([events.Fact(events.EngineCrashed(pid=pid, status=status, running=running))])
-        self._metrics.engine_crashed()
+        self._life.crashed(pid, status, running)
         for response in running:
             if response in self._running:  # it may have ended already, when the journal failed under it
                 message = "The engine stopped while this response was running."
                 self._fail(self._running[response], "engine_error", message)
 
     def engine_stopped(self, pid: int, status: int) -> None:
-        """It ended as asked. One whose start is not durable leaves no trace of its end either."""
-        started = self.ready is not None
-        self.ready = self._coming = None
-        if started:
-            self._journal.append([events.Fact(events.EngineStopped(pid=pid, status=status))])
+        self._life.stopped(pid, status)
 
     def engine_said(self, message: wire.FromEngine) -> None:
         match message:
@@ -371,7 +267,8 @@ class Runs:
                         "%s left the snapshot of %s at token %d of %d; `zj sessions diff` of the two shows why",
                         *(message.request, message.nearest, message.position, message.tokens),
                     )
-                self._record(running, [events.Fact(said.of_disk(running.accepted.tenant, message))], lambda: None)
+                event = said.of_disk(running.accepted.tenant, message)
+                self._recorder.record(running, [events.Fact(event)], lambda: None)
             case wire.Matched():
                 self._matched(running, message)
             case wire.Tokens():
@@ -390,9 +287,9 @@ class Runs:
         event = kind(
             response=message.request, namespace=message.namespace, tokens=message.tokens, blocks=message.blocks
         )
-        engine = self._engine
-        assert engine is not None
-        self._when_durable([events.Fact(event)], lambda: engine.committed(message.fact), lambda fault: None)
+        client = self._life.client
+        assert client is not None
+        self._recorder.when_durable([events.Fact(event)], lambda: client.committed(message.fact), lambda fault: None)
 
     def _matched(self, running: Running, message: wire.Matched) -> None:
         running.cached = running.read = message.cached
@@ -403,7 +300,7 @@ class Runs:
         def durable() -> None:
             running.matched = None
 
-        self._record(running, [events.Fact(running.matched)], durable)
+        self._recorder.record(running, [events.Fact(running.matched)], durable)
         self._metrics.matched(message)
         running.tail.wake()
 
@@ -423,7 +320,7 @@ class Runs:
         assert len(tail.logprobs) == (len(tail.ids) if running.accepted.logprobs >= 0 else 0)
         for token in ids:
             running.hear(running.reader.feed(token))
-        self._look(running)
+        running_checks.look(running, self._looked_at)
         if len(tail.ids) - running.flushed >= FLUSH_TOKENS or running.told > running.calls:
             self._flush(running)
         elif running.timer is None:
@@ -436,58 +333,27 @@ class Runs:
             "%s: the guard has %s at token %d: a %s of %d tokens, %d times from token %d on",
             *(message.request, message.action, message.at, message.kind, message.period, message.times, message.begin),
         )
-        self._record(running, [events.Fact(said.looped(running.accepted.tenant, message))], lambda: None)
+        self._recorder.record(running, [events.Fact(said.looped(running.accepted.tenant, message))], lambda: None)
         self._metrics.looped(message)
 
     def _take_unflushed(self, running: Running) -> list[events.Fact]:
         if running.timer is not None:
             running.timer.cancel()
             running.timer = None
-        facts = [*said.sampled(running.accepted, running.tail, running.flushed), *self._called(running)]
+        called = running_checks.called(running, self._journal.secret)
+        facts = [*said.sampled(running.accepted, running.tail, running.flushed), *called]
         running.flushed = len(running.tail.ids)
+        running.calls += len(called)
+        for fact in called:
+            self._metrics.called("faulty" if fact.payload else "whole")
         return facts
 
-    def _called(self, running: Running) -> list[events.Fact]:
-        """The facts of the calls that are whole and are no facts yet."""
-        tenant, response = running.accepted.tenant, running.accepted.response
-        facts = []
-        whole = running.whole if running.ending else running.whole[: running.told]
-        for ended in whole[running.calls :]:
-            key = identity.call_key(self._journal.secret, tenant, running.call_id(ended.index))
-            called = events.ToolCalled(tenant=tenant, response=response, call=key, index=ended.index)
-            unknown = UNCHECKED if ended.index in running.looking else ""  # it ends without having been looked at
-            wrong = ended.fault or running.wrong.get(ended.index, unknown)
-            facts.append(events.Fact(called, payload=wrong.encode("utf-8", "backslashreplace")))
-            self._metrics.called("faulty" if wrong else "whole")
-        running.calls += len(facts)
-        return facts
-
-    def _look(self, running: Running) -> None:
-        """Has calls that are whole looked at."""
-        check = running.check
-        for ended in running.whole[running.looked :]:
-            if check is not None and not ended.fault and check.concerns(running.deltas, ended.index):
-                self._beside(running, ended.index, partial(check.call, tuple(running.deltas), ended.index))
-        running.looked = len(running.whole)
-
-    def _beside(self, running: Running, index: int, work: Callable[[], str]) -> None:
-        """Looks at a call or the answer in a thread: a client's schema or grammar must hold up nobody else."""
-
-        def done(found: asyncio.Future[str]) -> None:
-            running.looking.discard(index)
-            if running.ending or found.cancelled():
-                return
-            error = found.exception()
-            if error is not None:
-                log.error("%s: a result could not be checked", running.accepted.response, exc_info=error)
-            running.wrong[index] = UNCHECKED if error is not None else found.result()
-            if running.told > running.calls:
-                self._flush(running)
-            if running.finished is not None:
-                self._finish_looked_at(running, running.finished)
-
-        running.looking.add(index)
-        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+    def _looked_at(self, running: Running) -> None:
+        """Goes on with what waited for a result that was looked at."""
+        if running.told > running.calls:
+            self._flush(running)
+        if running.finished is not None:
+            self._finish_looked_at(running, running.finished)
 
     def _flush(self, running: Running) -> None:
         """Hands the tokens since the last flush to the journal."""
@@ -501,15 +367,13 @@ class Runs:
             running.tail.calls = max(running.tail.calls, calls)
             running.tail.wake()
 
-        self._record(running, facts, durable)
+        self._recorder.record(running, facts, durable)
 
     def _finish(self, running: Running, message: wire.Finished) -> None:
         assert message.output == len(running.tail.ids) or running.warms, (message.output, len(running.tail.ids))
         running.hear(running.reader.end())
-        self._look(running)
-        check = running.check
-        if check is not None and check.format is not None:
-            self._beside(running, ANSWER, partial(check.answer, tuple(running.deltas)))
+        running_checks.look(running, self._looked_at)
+        running_checks.look_at_answer(running, self._looked_at)
         running.finished = message
         self._finish_looked_at(running, message)
 
@@ -549,9 +413,9 @@ class Runs:
         def durable() -> None:
             running.tail.calls = running.calls
             self._ended(running, end)
-            self._erase_unkept(running)
+            self._recorder.erase_unkept(running)
 
-        self._record(running, facts, durable)
+        self._recorder.record(running, facts, durable)
 
     def _ended(self, running: Running, end: ask.Ended | ask.Broke) -> None:
         self._log_end(running, end)
@@ -580,73 +444,7 @@ class Runs:
             time.monotonic() - running.started,
         )
 
-    def _erase_unkept(self, running: Running) -> None:
-        """An unstored response goes at once where none is retained; its end must be durable."""
-        if not running.accepted.stored and self._unstored_retention_s == 0:
-            retention.erase(self._journal, running.accepted.response, retention.CAUSE_UNSTORED)
-
-    # --- what the journal says --------------------------------------------------------------------------
-
-    def _record(self, running: Running, facts: list[events.Fact], durable: Callable[[], None]) -> None:
-        """Appends facts of one response; none is written after one that was lost."""
-        running.last = self._when_durable(
-            facts, durable, lambda fault: self._journal_failed(running, fault), running.last
-        )
-
-    def _journal_failed(self, running: Running, fault: errors.Fault) -> None:
-        """Facts of this response could not be written: it must not go on as if they had been."""
-        if running.lost:
-            return
-        running.lost = running.ending = True
-        response = running.accepted.response
-        log.error("%s: the journal failed: %s", response, fault.message)
-        self.cancel(response)
-        end = ask.Broke(fault.code, fault.message, running.usage)
-        # What is durable now stays so, and no more will be: the facts that are owed begin there.
-        owed = self._owed_facts(running, end)
-        self._owed[response] = running
+    def _lost(self, running: Running, end: ask.Broke) -> None:
+        """The journal failed under a response, which is owed its last facts now."""
+        self.cancel(running.accepted.response)
         self._ended(running, end)
-        self._settle_later(response, owed)
-
-    def _owed_facts(self, running: Running, end: ask.Broke) -> list[events.Fact]:
-        """What is missing in the journal for it to tell of this response what its client was told."""
-        tenant, response = running.accepted.tenant, running.accepted.response
-        facts = [] if running.matched is None else [events.Fact(running.matched)]
-        facts += said.sampled(running.accepted, running.tail, running.tail.durable)
-        failed = events.ResponseFailed(tenant=tenant, response=response, code=end.code, message=end.message)
-        return [*facts, events.Fact(failed)]
-
-    def _settle_later(self, response: str, owed: list[events.Fact]) -> None:
-        """Offers owed facts to the journal until it takes them. A restart before that ends the response as well."""
-        running = self._owed[response]
-
-        def settled() -> None:
-            del self._owed[response]
-            self._erase_unkept(running)
-
-        def offer() -> None:
-            self._when_durable(owed, settled, lambda fault: self._settle_later(response, owed))
-
-        asyncio.get_running_loop().call_later(OWED_RETRY_S, offer)
-
-    def _when_durable(
-        self,
-        facts: list[events.Fact],
-        then: Callable[[], None],
-        otherwise: Callable[[errors.Fault], None],
-        after: Written | None = None,
-    ) -> Written:
-        """Appends, and calls back on the event loop after the commit, or with the fault. `after` as in the journal."""
-
-        def done(written: Written) -> None:
-            error = written.exception()
-            if error is None:
-                then()
-            elif isinstance(error, errors.Fault):
-                otherwise(error)
-            else:
-                otherwise(errors.JournalUnavailable(str(error)))
-
-        written = self._journal.append_soon(facts, after=after)
-        written.add_done_callback(done)
-        return written

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from zjournal import ask
-from zjournal.api.fields import Name, any_decoder, kind_decoder, parse
+from zjournal.api.fields import Name, any_decoder, kind_decoder, parse, require_object
 from zjournal.errors import BadRequest
 
 JOIN = "__"  # between the name of a namespace and that of its tool, as a model is told them
@@ -193,13 +193,8 @@ def _parameters(raw: msgspec.Raw, at: str) -> bytes:
     value = parse(any_decoder, raw, at)
     if value is None:
         return b"{}"
-    _require_object(value, at)
+    require_object(value, at)
     return bytes(raw)
-
-
-def _require_object(value: Any, at: str) -> None:
-    if not isinstance(value, dict):
-        raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
 
 
 def _custom_tool(custom: _Custom, at: str, nested: bool) -> ask.ToolSpec:
@@ -336,5 +331,5 @@ def text_format(raw: msgspec.Raw, at: str, *, nested: bool) -> ask.Format | None
         said, at = parse(_nested_schema, raw, at).json_schema, f"{at}.json_schema"
     else:
         said = parse(_schema, raw, at)
-    _require_object(parse(any_decoder, said.schema, f"{at}.schema"), f"{at}.schema")
+    require_object(parse(any_decoder, said.schema, f"{at}.schema"), f"{at}.schema")
     return ask.Format("json_schema", said.name, bytes(said.schema), bool(said.strict), at)

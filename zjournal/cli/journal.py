@@ -1,4 +1,4 @@
-"""`zj journal`: proves the journal, beside a running server or without one."""
+"""`zj journal`: proves, measures, copies, shrinks, folds anew and salvages the journal, beside a server or without."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -66,68 +67,69 @@ app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("replay")(replay.replay_session)
 
-_sessions = _group("Sessions in the journal.")
-_sessions.command("list")(sessions.list_sessions)
-_sessions.command("show")(sessions.show_session)
-_sessions.command("diff")(sessions.diff_sessions)
-_sessions.command("export")(transfer.export_session)
-_sessions.command("import")(transfer.import_session)
-_sessions.command("delete")(remove.delete)
-_sessions.command("prune")(remove.prune)
-_sessions.command("pin")(remove.pin)
-_sessions.command("unpin")(remove.unpin)
-app.add_typer(_sessions, name="sessions")
-
-_snapshots = _group("What of the KV is on disk.")
-_snapshots.command("list")(snapshots.list_snapshots)
-_snapshots.command("show")(snapshots.show_snapshot)
-_snapshots.command("gc")(snapshots.gc)
-_snapshots.command("verify")(snapshots.verify)
-_snapshots.command("pin")(snapshots.pin)
-_snapshots.command("unpin")(snapshots.unpin)
-app.add_typer(_snapshots, name="snapshots")
-
-_journal = _group("The journal itself.")
-_journal.command("verify")(journal.verify)
-_journal.command("stats")(journal.stats)
-_journal.command("backup")(journal.backup)
-_journal.command("compact")(journal.compact)
-_journal.command("rebuild")(journal.rebuild)
-_journal.command("salvage")(journal.salvage)
-app.add_typer(_journal, name="journal")
-
-_models = _group("Models on this machine.")
-_models.command("pull")(models.pull)
-app.add_typer(_models, name="models")
-
-_keys = _group("Who may use the server.")
-_keys.command("add")(keys.add)
-_keys.command("list")(keys.show)
-app.add_typer(_keys, name="keys")
-
-_client = _group("What clients need to know to use the server that runs.")
-_client.command("codex")(client.codex)
-_client.command("claude")(client.claude)
-_client.command("opencode")(client.opencode)
-_client.command("openwebui")(client.openwebui)
-app.add_typer(_client, name="client")
-
-_dialect = _group("How models write tools.")
-_dialect.command("check")(dialect.check)
-app.add_typer(_dialect, name="dialect")
-
-_config = _group("Settings and where they come from.")
-_config.command("show")(config.show)
-app.add_typer(_config, name="config")
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "sessions": (
+        "Sessions in the journal.",
+        {
+            "list": sessions.list_sessions,
+            "show": sessions.show_session,
+            "diff": sessions.diff_sessions,
+            "export": transfer.export_session,
+            "import": transfer.import_session,
+            "delete": remove.delete,
+            "prune": remove.prune,
+            "pin": remove.pin,
+            "unpin": remove.unpin,
+        },
+    ),
+    "snapshots": (
+        "What of the KV is on disk.",
+        {
+            "list": snapshots.list_snapshots,
+            "show": snapshots.show_snapshot,
+            "gc": snapshots.gc,
+            "verify": snapshots.verify,
+            "pin": snapshots.pin,
+            "unpin": snapshots.unpin,
+        },
+    ),
+    "journal": (
+        "The journal itself.",
+        {
+            "verify": journal.verify,
+            "stats": journal.stats,
+            "backup": journal.backup,
+            "compact": journal.compact,
+            "rebuild": journal.rebuild,
+            "salvage": journal.salvage,
+        },
+    ),
+    "models": ("Models on this machine.", {"pull": models.pull}),
+    "keys": ("Who may use the server.", {"add": keys.add, "list": keys.show}),
+    "client": (
+        "What clients need to know to use the server that runs.",
+        {
+            "codex": client.codex,
+            "claude": client.claude,
+            "opencode": client.opencode,
+            "openwebui": client.openwebui,
+        },
+    ),
+    "dialect": ("How models write tools.", {"check": dialect.check}),
+    "config": ("Settings and where they come from.", {"show": config.show}),
+}
 
 
-# A group of one command would be folded into its parent without a callback of its own.
-@_journal.callback()
-@_models.callback()
-@_dialect.callback()
-@_config.callback()
 def _group_root() -> None:
     pass
+
+
+for _name, (_help, _commands) in _GROUPS.items():
+    _commanded = _group(_help)
+    _commanded.callback()(_group_root)  # without one, a group of one command would be folded into its parent
+    for _command, _function in _commands.items():
+        _commanded.command(_command)(_function)
+    app.add_typer(_commanded, name=_name)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zjournal.errors import OutputFault
+from zjournal.journal.database import sync
 from zjournal.journal.datadir import FILE_MODE
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -31,9 +32,9 @@ def new_file(path: Path) -> Iterator[Path]:
         raise _fault(path, error) from None
     try:
         yield part
-        _sync(part)
+        sync(part)
         _place(part, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _fault(path, error) from None
     finally:
@@ -54,14 +55,6 @@ def _place(part: Path, path: Path) -> None:
 def _refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fault(path: Path, error: OSError) -> OutputFault:

@@ -51,7 +51,10 @@ class Fences:
         """
         if not request.tools and request.format is None and self._dialect.reasoning is None:
             return Fenced()
-        found = self._found(request)
+        return self.begun(self._found(request), begun)
+
+    def begun(self, found: Fenced, begun: str) -> Fenced:
+        """The fence of a request that was asked for before its prompt was there, and `begun` known."""
         if found.fence is not None and thinking(self._dialect, begun):
             return msgspec.structs.replace(found, fence=msgspec.structs.replace(found.fence, begun=True))
         return found

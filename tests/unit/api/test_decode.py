@@ -48,6 +48,12 @@ def test_chat_items_carry_their_paths():
     )
 
 
+def test_names_of_participants_are_accepted_and_change_nothing():
+    plain = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    named = [{**message, "name": "ann"} for message in plain]
+    assert chat_ask(messages=named).items == chat_ask(messages=plain).items
+
+
 @pytest.mark.parametrize(
     ("more", "thoughts"),
     [

@@ -4,7 +4,6 @@ After a wanted change: `python -m tests.unit.api.test_encode` writes the goldens
 """
 
 import json
-from pathlib import Path
 
 import msgspec
 import openresponses_types
@@ -16,6 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.api.desk import CREATED, Turn, item_id
+from tests.unit.api.steps import GOLDEN, RUNS, frames, pretty, steps_of, taken
 from zjournal.api import chat, failure, responses
 from zjournal.ask import (
     Broke,
@@ -24,15 +24,12 @@ from zjournal.ask import (
     CallStarted,
     Ended,
     Progress,
-    ReasoningDelta,
     Step,
     TextDelta,
     Usage,
 )
 from zjournal.journal.log import CRASH_MESSAGE
 from zjournal.sessions.reading import Terms
-
-GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "api"
 
 
 def seal(turn: Turn, summary: str) -> str:
@@ -60,15 +57,11 @@ class Case(msgspec.Struct):
 
     def stream(self) -> bytes:
         encoder = chat.Encoder(self.turn, item_id) if self.is_chat else responses.Encoder(self.turn, item_id, seal)
-        frames = encoder.begin()
-        for step in self.steps:
-            frames += encoder.feed(step)
-        return b"".join(frames)
+        return b"".join(frames(encoder, self.steps))
 
     def body(self) -> bytes:
         answer = chat.Answer(self.turn, item_id) if self.is_chat else responses.Answer(self.turn, item_id, seal)
-        for step in self.steps:
-            answer.take(step)
+        taken(answer, self.steps)
         if self.is_chat and answer.fault is not None:
             return failure.body(answer.fault)
         return answer.body()
@@ -82,10 +75,6 @@ OURS = ("responses_fence",)  # the SDK lists the reasons of an incomplete answer
 ONLY_THEIRS = ("response.reasoning_text.", "response.custom_tool_call_input.", "response.compaction.")  # of OpenAI
 _sdk_event = TypeAdapter(ResponseStreamEvent)
 RESPONSES = [name for name in CASES if name.startswith("responses")]
-
-
-def pretty(body: bytes) -> bytes:
-    return msgspec.json.format(body, indent=2) + b"\n"
 
 
 def events_of(stream: bytes) -> list[dict]:
@@ -240,24 +229,14 @@ def test_only_errors_have_an_error_key():
 
 
 @given(
-    runs=st.lists(
-        st.tuples(st.sampled_from(["text", "thought", "call", "cut"]), st.lists(st.text(min_size=1), max_size=3)),
-        max_size=5,
-    ),
+    runs=RUNS,
     end=st.sampled_from(["stop", "stop_string", "length", "cancelled", "loop", "fence", "broke"]),
     progress=st.booleans(),
 )
 def test_stream_and_body_agree_for_any_steps(runs, end, progress):
     usage = Usage(prompt=9, cached=3, output=7)
-    steps: list[Step] = [Progress(3, 9)] if progress else []
-    index = 0
-    for kind, texts in runs:
-        if kind in ("text", "thought"):
-            steps += [TextDelta(text) if kind == "text" else ReasoningDelta(text) for text in texts]
-        else:
-            steps += [CallStarted(index, "f"), *(CallArguments(index, text) for text in texts)]
-            steps.append(CallEnded(index, truncated=kind == "cut"))
-            index += 1
+    said_steps, _ = steps_of(runs)
+    steps: list[Step] = [*([Progress(3, 9)] if progress else []), *said_steps]
     steps.append(Broke("engine_error", "x", usage) if end == "broke" else Ended(end, usage))
     case = Case("responses_any", msgspec.Raw(b'{"model":"m","input":"x"}'), steps)
     events = events_of(case.stream())
@@ -274,21 +253,17 @@ def test_stream_and_body_agree_for_any_steps(runs, end, progress):
 def test_a_stream_told_again_from_any_number_on_is_the_rest_of_it(name):
     case = CASES[name]
     whole = case.stream()
-    frames = [frame + b"\n\n" for frame in whole.split(b"\n\n")[:-1]]
-    for after in range(-1, len(frames) + 1):
-        encoder = responses.Encoder(case.turn, item_id, seal, after=after)
-        again = encoder.begin()
-        for step in case.steps:
-            again += encoder.feed(step)
-        assert again == [*frames[after + 1 : -1], frames[-1]]
+    told = [frame + b"\n\n" for frame in whole.split(b"\n\n")[:-1]]
+    for after in range(-1, len(told) + 1):
+        again = frames(responses.Encoder(case.turn, item_id, seal, after=after), case.steps)
+        assert again == [*told[after + 1 : -1], told[-1]]
 
 
 def test_after_a_crash_numbers_go_on_behind_all_that_can_have_been_told():
     case = CASES["responses_stop"]
     broke = Broke("server_error", CRASH_MESSAGE, Usage(1, 0, 1))
     encoder = responses.Encoder(case.turn, item_id, after=20)
-    frames = encoder.begin() + encoder.feed(TextDelta("a")) + encoder.feed(broke)
-    told = events_of(b"".join(frames))
+    told = events_of(b"".join(frames(encoder, [TextDelta("a"), broke])))
     assert [event["type"] for event in told][-1] == "response.failed"
     assert [event["sequence_number"] for event in told] == [5 + responses.CRASH_GAP + index for index in range(4)]
 

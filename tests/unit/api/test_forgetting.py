@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.journal.facts import open_journal, session, whole_turn
-from zjournal.api import submit
-from zjournal.api.metrics import Metrics
+from zjournal.api import forgetting
+from zjournal.api.acceptance import Opened
+from zjournal.api.rendering import Rendering
+from zjournal.api.turns import Turn, Turns
 from zjournal.errors import NotFound
 from zjournal.journal import retention
+from zjournal.sessions import vocabulary
+from zjournal.sessions.makers import Makers
 
 
 class Forgetful:
@@ -40,9 +45,11 @@ def test_the_tokenizer_forgets_texts_after_an_erasure_and_not_again_at_once(tmp_
             responses = ("r1", "r2", "r3")
             journal.append([session("s1"), *(f for name in responses for f in whole_turn(journal, name))]).result()
             runs, chains, tokenizer = Forgetful(), Forgetful(), Forgetful()
-            desk = submit.Desk(journal, runs, Metrics(), None, {})  # type: ignore[arg-type]
             loop = asyncio.get_running_loop()
-            journal.subscribe(desk._forgetting(loop, chains, tokenizer))  # type: ignore[arg-type]
+            served = SimpleNamespace(tokenizer=tokenizer, vocabulary=vocabulary.pack([], frozenset()))
+            rendering = Rendering(served, chains, replay_all=False)  # type: ignore[arg-type]
+            forgetful = forgetting.Forgetting(loop, runs, Opened(), rendering)  # type: ignore[arg-type]
+            journal.subscribe(forgetful.hear)
             tenant = journal.tenant("local").id
             assert retention.delete(journal, tenant, "r1").result()
             await _told(tokenizer)
@@ -52,9 +59,9 @@ def test_the_tokenizer_forgets_texts_after_an_erasure_and_not_again_at_once(tmp_
                 assert retention.delete(journal, tenant, name).result()
                 runs.heard.clear()
                 await _told(runs)
-            waiting = desk._forgetting_texts
+            waiting = forgetful.forgetting_texts
             assert waiting is not None and len(tokenizer.told) == 1
-            assert began < waiting.when() <= began + submit.FORGET_TEXTS_S
+            assert began < waiting.when() <= began + forgetting.FORGET_TEXTS_S
             waiting.cancel()
 
     asyncio.run(main())
@@ -67,11 +74,11 @@ def test_a_response_that_is_deleted_between_two_looks_is_not_found(tmp_path: Pat
         with open_journal(tmp_path / "data") as journal:
             journal.append([session("s1"), *whole_turn(journal, "r1")]).result()
             tenant = journal.tenant("local").id
-            desk = submit.Desk(journal, Forgetful(), Metrics(), None, {})  # type: ignore[arg-type]
-            desk._served = object()  # type: ignore[assignment]
-            found = submit.Turn("r1", 0, "m", b"{}", True, tenant, None)
+            turns = Turns(journal, Forgetful(), Makers(journal), {})  # type: ignore[arg-type]
+            turns.serve(SimpleNamespace(model=None), b"")  # type: ignore[arg-type]
+            found = Turn("r1", 0, "m", b"{}", True, tenant, None)
             assert retention.delete(journal, tenant, "r1").result()
             with pytest.raises(NotFound):
-                await anext(desk.follow(found))
+                await anext(turns.follow(found))
 
     asyncio.run(main())

@@ -4,7 +4,6 @@ After a wanted change: `python -m tests.unit.api.test_messages_answer` writes th
 """
 
 import json
-from pathlib import Path
 
 import jiter
 import msgspec
@@ -15,25 +14,20 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tests.api.desk import CREATED, Turn, item_id
+from tests.unit.api.steps import GOLDEN, RUNS, frames, pretty, steps_of, taken
 from zjournal.api import failure
 from zjournal.api.messages import request
 from zjournal.api.messages.answer import Answer, Encoder
 from zjournal.ask import (
     Broke,
-    CallArguments,
-    CallEnded,
-    CallStarted,
     Ended,
     Progress,
-    ReasoningDelta,
     Step,
-    TextDelta,
     Usage,
     Waiting,
 )
 from zjournal.sessions.reading import Terms
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "api"
 REQUEST_ID = "req_0123"
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 _event = TypeAdapter(RawMessageStreamEvent)
@@ -53,16 +47,10 @@ class Case(msgspec.Struct):
         return Turn("msg_0123", CREATED, "smol", raw, True, "local", terms=terms)
 
     def stream(self) -> bytes:
-        encoder = Encoder(self.turn, item_id, REQUEST_ID)
-        frames = encoder.begin()
-        for step in self.steps:
-            frames += encoder.feed(step)
-        return b"".join(frames)
+        return b"".join(frames(Encoder(self.turn, item_id, REQUEST_ID), self.steps))
 
     def body(self) -> bytes:
-        answer = Answer(self.turn, item_id)
-        for step in self.steps:
-            answer.take(step)
+        answer = taken(Answer(self.turn, item_id), self.steps)
         if answer.fault is not None:
             return msgspec.json.encode(failure.anthropic_error(answer.fault, REQUEST_ID))
         return answer.body()
@@ -71,10 +59,6 @@ class Case(msgspec.Struct):
 CASES = {case.name: case for case in msgspec.json.decode((GOLDEN / "messages.json").read_bytes(), type=list[Case])}
 FAILING = ("messages_broke", "messages_broke_early", "messages_cancelled")
 WHOLE = [name for name in CASES if name not in FAILING]
-
-
-def pretty(body: bytes) -> bytes:
-    return msgspec.json.format(body, indent=2) + b"\n"
 
 
 def events_of(stream: bytes) -> list[dict]:
@@ -177,25 +161,15 @@ def test_what_is_told_to_a_client_that_waits():
 
 
 @given(
-    runs=st.lists(
-        st.tuples(st.sampled_from(["text", "thought", "call", "cut"]), st.lists(st.text(min_size=1), max_size=3)),
-        max_size=5,
-    ),
+    runs=RUNS,
     end=st.sampled_from(["stop", "stop_string", "length", "loop", "fence"]),
     thinking=st.sampled_from(["{}", '{"type":"disabled"}', '{"type":"adaptive","display":"omitted"}']),
     progress=st.booleans(),
 )
 def test_stream_and_message_agree_for_any_steps(runs, end, thinking, progress):
     usage = Usage(prompt=9, cached=3, output=7)
-    steps: list[Step] = [Waiting(0, 0, 9, True), *([Progress(3, 9)] if progress else [])]
-    index = 0
-    for kind, texts in runs:
-        if kind in ("text", "thought"):
-            steps += [TextDelta(text) if kind == "text" else ReasoningDelta(text) for text in texts]
-        else:
-            steps += [CallStarted(index, "f"), *(CallArguments(index, text) for text in texts)]
-            steps.append(CallEnded(index, truncated=kind == "cut"))
-            index += 1
+    said_steps, index = steps_of(runs)
+    steps: list[Step] = [Waiting(0, 0, 9, True), *([Progress(3, 9)] if progress else []), *said_steps]
     steps.append(Ended(end, usage, stop="x" if end == "stop_string" else ""))
     raw = b'{"model":"m","max_tokens":9000,"messages":[{"role":"user","content":"x"}],"thinking":%b}'
     case = Case("any", msgspec.Raw(raw % thinking.encode().replace(b"{}", b"null")), steps)

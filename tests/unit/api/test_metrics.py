@@ -25,6 +25,8 @@ def test_numbers_follow_what_happened():
     metrics.ended(Broke("engine_error", "x", Usage(8, 0, 2)))
     for action in ("excluded", "excluded", "ended"):
         metrics.looped(Looped(request="r1", kind="pattern", action=action, at=9, begin=0, period=3, times=3))
+    for outcome in ("whole", "faulty", "whole"):
+        metrics.called(outcome)
     metrics.running(2)
     metrics.gauges(Gauges(running=1, waiting=1, kv_blocks=64, kv_blocks_free=60, states=3))
     found = samples(metrics)
@@ -40,6 +42,8 @@ def test_numbers_follow_what_happened():
     assert found["zj_responses_total", "failed"] == 1
     assert found["zj_loops_total", "excluded", "pattern"] == 2
     assert found["zj_loops_total", "ended", "pattern"] == 1
+    assert found["zj_tool_calls_total", "whole"] == 2
+    assert found["zj_tool_calls_total", "faulty"] == 1
     assert found[("zj_ttft_seconds_count",)] == 1
     assert found[("zj_accepted",)] == 2
     assert (found[("zj_running",)], found[("zj_waiting",)]) == (1, 1)

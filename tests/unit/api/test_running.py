@@ -14,7 +14,7 @@ import pytest
 from tests.unit.journal.facts import accepted, open_journal, session
 from tests.unit.journal.test_dependent import FILLING, freed, full
 from zjournal import ask
-from zjournal.api import running
+from zjournal.api import running, running_checks, running_record
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
@@ -90,16 +90,16 @@ def begin(
 
 def runs_of(journal: Journal, engine: Engine) -> Runs:
     runs = Runs(journal, metrics := Metrics(), 60, Snapshots(journal, metrics, journal.path.parent, on=False))
-    runs.ready = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
-    runs._engine = engine  # type: ignore[assignment]
-    runs._served = Served()  # type: ignore[assignment]
+    runs._life.ready = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
+    runs._life.client = engine  # type: ignore[assignment]
+    runs._life.served = Served()  # type: ignore[assignment]
     return runs
 
 
 def test_a_full_disk_fails_the_response_and_its_end_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "OWED_RETRY_S", 0.02)
+    monkeypatch.setattr(running_record, "OWED_RETRY_S", 0.02)
 
     async def main(journal: Journal) -> None:
         engine = Engine()
@@ -221,7 +221,7 @@ def test_what_is_not_looked_at_when_a_response_fails_is_told_so(tmp_path: Path) 
         journal.append([session("s1")]).result()
         asyncio.run(main(journal))
         payloads = [fact.payload for fact in journal.read() if isinstance(fact.event, ToolCalled)]
-        assert payloads == [running.UNCHECKED.encode()]
+        assert payloads == [running_checks.UNCHECKED.encode()]
 
 
 def test_an_end_is_not_written_after_tokens_that_were_lost(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_call_that_was_cut_is_no_fact_and_is_told_as_cut(tmp_path: Path, reaso
 def test_a_call_whose_fact_was_lost_is_told_as_cut_then_and_ever_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "OWED_RETRY_S", 0.02)
+    monkeypatch.setattr(running_record, "OWED_RETRY_S", 0.02)
 
     async def main(journal: Journal) -> None:
         runs = runs_of(journal, Engine())
@@ -485,7 +485,7 @@ def test_silence_in_queue_prompt_and_answer_is_told_and_told_again_at_the_same_p
 
 
 def test_a_sign_of_life_that_cannot_be_written_is_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "OWED_RETRY_S", 60)
+    monkeypatch.setattr(running_record, "OWED_RETRY_S", 60)
 
     async def main(journal: Journal) -> None:
         runs = runs_of(journal, Engine())

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.api.test_running import Engine, until
 from tests.unit.journal.facts import open_journal
 from tests.unit.journal.test_dependent import FILLING, freed, full
-from zjournal.api import running
+from zjournal.api import running_record
 from zjournal.api.metrics import Metrics
 from zjournal.api.running import Runs
 from zjournal.api.snapshots import Snapshots
@@ -65,7 +65,7 @@ def test_ready_is_who_has_engine_and_tokenizer_and_a_durable_start(tmp_path: Pat
 
 
 def test_on_a_full_disk_no_engine_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "OWED_RETRY_S", 0.02)
+    monkeypatch.setattr(running_record, "OWED_RETRY_S", 0.02)
     offered = []
 
     async def main(journal: Journal) -> None:

@@ -11,7 +11,8 @@ from tests.unit.dialects.fencing import accepts, fence, tool
 from tests.unit.dialects.outputs import DIALECTS, dialect, write
 from zjournal import ask
 from zjournal.dialects.fences import costs, schema, validate
-from zjournal.dialects.fences.build import build
+from zjournal.dialects.fences.build import SCHEMA_BYTES_MAX, TOOLS_MAX, build
+from zjournal.dialects.fences.custom import CROSSED_MAX, check
 from zjournal.errors import BadRequest
 
 NAMES = list(DIALECTS)
@@ -101,6 +102,35 @@ def test_more_parts_than_the_engine_has_symbols_are_refused_with_the_request() -
     tools = [tool(f"t{n}", {"properties": {f"p{n}_{at}": kinds for at in range(40)}}) for n in range(300)]
     with pytest.raises(BadRequest, match="too many parts"):
         fence("glm-4.5", tools)
+
+
+def test_there_are_limits_of_tools_and_of_the_bytes_of_their_schemas() -> None:
+    long = {"description": "a" * SCHEMA_BYTES_MAX}
+    form = ask.Format("json_schema", "x", json.dumps(long).encode(), path="text.format")
+    fence("chatml", [tool(f"t{n}", {}) for n in range(TOOLS_MAX)])
+    for tools, asked, path in (
+        ([tool(f"t{n}", {}) for n in range(TOOLS_MAX + 1)], None, "tools"),
+        ([tool("t", long)], None, "tools"),
+        ([], form, "text.format.schema"),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            fence("chatml", tools, ask.ToolChoice(), asked)
+        assert caught.value.param == path
+
+
+@pytest.mark.parametrize("sign", ["&", "~"])
+def test_a_grammar_of_a_clients_own_has_a_limit_of_terms_that_cross(sign: str) -> None:
+    """Those in quotes and in comments are none."""
+
+    def read(count: int) -> None:
+        terms = [f"{'~' if sign == '~' else ''}/[a-z{n}]+/" for n in range(count + (sign == "&"))]
+        text = f'start: A "{sign}" // {sign}\nA: ' + (" & " if sign == "&" else " | ").join(terms)
+        check(ask.Grammar("lark", text, "g"))
+
+    read(CROSSED_MAX)
+    with pytest.raises(BadRequest, match=f"more than {CROSSED_MAX}") as caught:
+        read(CROSSED_MAX + 1)
+    assert caught.value.param == "g"
 
 
 @pytest.mark.parametrize(

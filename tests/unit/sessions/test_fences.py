@@ -50,6 +50,8 @@ def test_it_crosses_as_it_is() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(fence), type=wire.Fence) == fence
     again = fences("dsml-v4").of(request(CLOSE)).fence
     assert again is not None and again == msgspec.structs.replace(fence, begun=False)
+    asked = fences("dsml-v4")  # before the prompt is there, as the desk does
+    assert asked.begun(asked.of(request(CLOSE)), "<think>").fence == fence
 
 
 def test_old_fences_are_forgotten() -> None:

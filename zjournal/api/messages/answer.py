@@ -30,7 +30,7 @@ from zjournal.ask import (
 from zjournal.errors import Fault, Unavailable
 
 if TYPE_CHECKING:
-    from zjournal.api.submit import Turn
+    from zjournal.api.turns import Turn
 
 ItemId = Callable[["Turn", int, str], str]  # (turn, index, prefix); with "call", index counts the calls
 Event = tuple[str, dict[str, Any]]  # its type, and its values

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from zjournal import ask
-from zjournal.api.fields import Name, any_decoder, kind_decoder, parse
+from zjournal.api.fields import Name, any_decoder, kind_decoder, parse, require_object
 from zjournal.errors import BadRequest
 
 _MODES: dict[str, Literal["auto", "none", "required"]] = {
@@ -55,7 +55,7 @@ def tools(raws: Sequence[msgspec.Raw], skipped: list[str]) -> tuple[ask.ToolSpec
             skipped.append(str(kind))
             continue
         tool = parse(_tool, raw, at)
-        _require_object(tool.input_schema, f"{at}.input_schema")
+        require_object(parse(any_decoder, tool.input_schema, f"{at}.input_schema"), f"{at}.input_schema")
         found.append(ask.ToolSpec(tool.name, tool.description, bytes(tool.input_schema), at, bool(tool.strict)))
     names: dict[str, str] = {}
     for spec in found:
@@ -98,10 +98,5 @@ def text_format(raw: msgspec.Raw, at: str) -> ask.Format | None:
         raise BadRequest(f"Invalid value for `{at}.type`: {said.type!r} is not json_schema.", param=f"{at}.type")
     if not said.schema:
         raise BadRequest(f"Missing required field `{at}.schema`.", param=f"{at}.schema")
-    _require_object(said.schema, f"{at}.schema")
+    require_object(parse(any_decoder, said.schema, f"{at}.schema"), f"{at}.schema")
     return ask.Format("json_schema", "output", bytes(said.schema), False, at)
-
-
-def _require_object(raw: msgspec.Raw, at: str) -> None:
-    if not isinstance(parse(any_decoder, raw, at), dict):
-        raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
