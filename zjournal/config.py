@@ -69,6 +69,7 @@ class Config:
     snapshots: str  # on or off: whether KV is kept on disk
     snapshot_limit: int
     snapshot_codec: str  # raw, zstd, or auto: whichever proves faster
+    snapshot_restore: str  # measured: where reading is faster than computing; or always
     host_cache: int  # 0: none
     api_key_file: Path | None
     insecure_bind: bool
@@ -294,6 +295,12 @@ SETTINGS = (
         show_size,
     ),
     Setting("snapshot_codec", _choice("auto", "raw", "zstd"), "auto", "How KV is stored: auto, raw or zstd."),
+    Setting(
+        "snapshot_restore",
+        _choice("measured", "always"),
+        "measured",
+        "When KV is read back: measured, if that is faster than computing it, or always.",
+    ),
     Setting("host_cache", _size(0, KV_BYTES_MAX), "0", "Memory in front of the disk for KV; 0: none.", show_size),
     Setting("api_key_file", _path, None, "File of accepted keys, mode 0600; see zj keys."),
     Setting("insecure_bind", _switch, False, "Allow an address other than loopback without keys.", _word),

@@ -343,6 +343,7 @@ def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Sta
         snapshot_key=identity.snapshot_key(secret),
         snapshot_limit=config.snapshot_limit,
         snapshot_codec=config.snapshot_codec,
+        snapshot_restore=config.snapshot_restore,
         host_cache=config.host_cache if on else 0,
         max_running=config.max_running,
         speculation=config.speculation,

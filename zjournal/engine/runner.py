@@ -19,6 +19,7 @@ import torch
 from zjournal.checkpoint import decoder as described
 from zjournal.checkpoint.checkpoint import check_tensors, identify, open_checkpoint
 from zjournal.engine.decoding import sampler
+from zjournal.engine.decoding.beside import Beside
 from zjournal.engine.models import build
 from zjournal.engine.models.decoder import Batch, Decoder
 from zjournal.engine.sequence import BLOCK_TOKENS, Choice, Sampled, Slice
@@ -45,7 +46,7 @@ class Runner:
         parts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._model = model
-        self._beside = ThreadPoolExecutor(1, "zj-masks")  # has no thread before it is used
+        self._beside = Beside(_choices, "zj-masks")
         self._pages = _paged(model.new_pages(1), block_count)
         self.layout = model.layout
         self.block_bytes = self._pages[0].numel() * self._pages.element_size()
@@ -114,11 +115,14 @@ class Runner:
         for part in slices:
             if part.steer is not None and part.sampling is not None:
                 steered[part.steer.computes].append(part)
-        beside = self._beside.submit(_choices, steered[True]) if steered[True] else None  # while the model is computed
         choices = _choices(steered[False])
-        rows = self.logits(slices).numpy()
-        if beside is not None:
-            choices |= beside.result()
+        if steered[True]:
+            self._beside.give(steered[True])
+        try:
+            rows = self.logits(slices).numpy()
+        finally:
+            if steered[True]:
+                choices |= self._beside.take()
         results: list[Sampled | Fault] = []
         at = 0
         for part in slices:
@@ -140,7 +144,7 @@ class Runner:
 
     def close(self) -> None:
         """Ends the kernels' threads."""
-        self._beside.shutdown()
+        self._beside.close()
         self._model.close()
 
     def _clear(self, slices: list[Slice]) -> None:

@@ -385,6 +385,7 @@ def snapshots(
         limit=start.snapshot_limit,
         codec=start.snapshot_codec,
         host_bytes=start.host_cache,
+        always=start.snapshot_restore == "always",
     )
 
     def make(residency: Residency, facts: Iterator[int]) -> Snapshots:

@@ -48,6 +48,7 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     snapshot_key: bytes = b""  # 32 bytes, part of each digest of a namespace: so no hash of a chunk can be guessed
     snapshot_limit: int = 0  # bytes of all files in the folder
     snapshot_codec: str = "auto"  # raw, zstd, or whichever proves faster
+    snapshot_restore: str = "measured"  # or always: read KV back, however long it takes
     host_cache: int = 0  # bytes of chunks kept in memory as well; 0: none
 
 

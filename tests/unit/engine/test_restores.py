@@ -341,6 +341,17 @@ def test_two_that_want_the_same_read_it_once(engine):
     assert again.matched("c").cached == 700
 
 
+def test_always_reads_whatever_it_takes(engine):
+    prompt = tokens(700, 1)
+    engine.serve("a", prompt)
+    again = engine.restart()
+    again.snapshots.gate._read = 1e3  # a very slow disk
+    again.snapshots.gate.always = True
+    assert again.serve("b", [*prompt, 7]).cached == 700
+    (told,) = again.told(wire.Restored)
+    assert told.estimate_us > told.recompute_us > 0, "both estimates are told"
+
+
 def test_computing_is_chosen_where_reading_takes_longer(engine):
     prompt = tokens(700, 1)
     engine.serve("a", prompt)

@@ -25,11 +25,12 @@ SECOND_US = 1_000_000
 class Gate:
     """Pure: told of times, asked for estimates. With `learns` off the rates stay as they begin.
 
-    A scripted model computes nothing, so how long its steps take says nothing.
+    A scripted model computes nothing, so how long its steps take says nothing. With `always` on what is on disk is
+    read, however long it takes: both are still estimated, for the event.
     """
 
-    def __init__(self, *, learns: bool = True) -> None:
-        self.learns = learns
+    def __init__(self, *, learns: bool = True, always: bool = False) -> None:
+        self.learns, self.always = learns, always
         self._read = READ_BYTES_S_FIRST
         self._read_measured = False
         self._prefill = PREFILL_TOKENS_S_FIRST  # at depth 0
@@ -47,6 +48,10 @@ class Gate:
     def recompute_us(self, start: int, tokens: int) -> int:
         """How long computing so many tokens behind the first `start` is expected to take."""
         return int(self.rates.recompute_s(start, tokens) * SECOND_US)
+
+    def lets_read(self, read_us: int, recompute_us: int) -> bool:
+        """Whether to read what is expected to take so long, instead of computing it."""
+        return self.always or read_us <= recompute_us
 
     def restored(self, file_bytes: int, took_us: int) -> None:
         """So many bytes were read in so many microseconds."""

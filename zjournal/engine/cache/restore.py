@@ -302,7 +302,7 @@ class Restorer:
         gain = min(chunk.start + shared, chunk.end) - restore.cached
         gate = self._shelf.gate
         block_bytes = chunk.file_bytes // blocks_for(chunk.tokens)
-        return gain > 0 and gate.recompute_us(restore.cached, gain) > gate.read_us(block_bytes)
+        return gain > 0 and gate.lets_read(gate.read_us(block_bytes), gate.recompute_us(restore.cached, gain))
 
     def _decide(self, restore: Restore, found: Found) -> None:
         """Whether what was found is more than there is, and reading it is faster than computing it."""
@@ -326,7 +326,7 @@ class Restorer:
         from_disk = sum(part.file_bytes for part in restore.parts if part.held is None)
         restore.estimate_us = gate.read_us(from_disk)
         restore.recompute_us = gate.recompute_us(restore.cached, found.tokens - restore.cached)
-        if restore.estimate_us > restore.recompute_us:
+        if not gate.lets_read(restore.estimate_us, restore.recompute_us):
             gate.refused()
             restore.reason, restore.nearest = SLOW, _owner(restore.parts[-1].chunk)
             restore.parts = []

@@ -66,13 +66,17 @@ class Room(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`limit`: bytes of all files in the folder. `codec`: raw, zstd or auto. `host_bytes`: 0 for none."""
+    """`limit`: bytes of all files in the folder. `codec`: raw, zstd or auto. `host_bytes`: 0 for none.
+
+    `always`: what is on disk is read back, however long it takes.
+    """
 
     folder: Path
     key: bytes
     limit: int
     codec: str = "auto"
     host_bytes: int = 0
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Snapshots:
         """
         self._fingerprint, self._clock = memory.fingerprint, clock
         self.disk = disk if disk is not None else Disk()
-        self.gate = Gate(learns=learns)
+        self.gate = Gate(learns=learns, always=settings.always)
         self.shelf = Shelf(settings, self.disk, facts, wall, self.gate)
         _check_sizes(settings, memory.block_bytes)
         layout = format.digest("layout", memory.layout, str(memory.block_bytes))

@@ -182,20 +182,16 @@ class State:
         if self._matcher is None and not self._opens:
             return Legal(banned=self._banned_text())
         vocabulary = self._compiled.vocabulary
-        row = np.zeros(vocabulary.words, dtype=np.uint32)
-        accepts = False
-        if self._matcher is not None:
-            row = vocabulary.mask(self._matcher)
-            accepts = has(row, vocabulary.end)
-            put(row, (vocabulary.end,), on=False)
-        others = bool(row.any())
+        row = vocabulary.mask(self._matcher) if self._matcher is not None else vocabulary.nothing()
+        accepts = has(row, vocabulary.end)
         if self._opens:
-            opening = self._opening()
-            put(row, opening)
-            others = others or bool(opening)
-        if accepts:
-            put(row, self._ends)
-        return Legal(allowed=row, complete=accepts and not others)
+            put(row, self._opening())
+        if not accepts:
+            return Legal(allowed=row)
+        put(row, (vocabulary.end,), on=False)
+        others = bool(row.any())
+        put(row, self._ends)
+        return Legal(allowed=row, complete=not others)
 
     def _banned_text(self) -> Collection[int]:
         """In free text: control tokens, and what would complete a trigger and go on with what the grammar refuses."""

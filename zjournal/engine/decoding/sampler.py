@@ -22,6 +22,8 @@ _MASK = (1 << 64) - 1
 _CANDIDATES = 256  # how many of the best top_p looks at first
 _LEAST = float(np.finfo(np.float32).min)
 _NO_IDS = np.empty(0, dtype=np.uint32)
+_RUN = 256  # weights that are summed at once: a running sum of the whole vocabulary takes ten times as long
+_FEW = 8  # where a mask leaves less than an eighth, only those are looked at
 
 
 def uniform(seed: int, index: int) -> float:
@@ -53,41 +55,58 @@ def choose(
     `end_tokens` cannot come before `sampling.min_tokens`. `allowed`: a bit for each token that may come, uint32
     [vocab / 32 or more]; `banned` may not. None as well where nothing is left.
     """
-    if not has_best(logits):  # before what follows may hide it
+    best = int(np.argmax(logits))  # the first of equals, or of NaN
+    if not np.isfinite(logits[best]):  # before what follows may hide it
         return None
     scores = adjusted(logits, sampling, index, ids, prompt, end_tokens)
-    if allowed is not None:
-        legal = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), count=len(scores), bitorder="little"))
-        if banned:
-            legal = np.setdiff1d(legal, list(banned), assume_unique=True)
-        at = _drawn(scores[legal], sampling, index)
-        return int(legal[at]) if at is not None else None
+    if scores is not logits:
+        best = int(np.argmax(scores))
+    if allowed is None and not banned:
+        return _drawn(scores, best, None, sampling, index)
+    legal = _legal(allowed, banned, len(scores))
+    if int(np.count_nonzero(legal)) * _FEW < len(scores):
+        few = np.flatnonzero(legal)
+        at = _drawn(scores[few], int(np.argmax(scores[few])), None, sampling, index) if len(few) else None
+        return int(few[at]) if at is not None else None
+    if not legal[best]:
+        scores = np.where(legal, scores, -np.inf)
+        best = int(np.argmax(scores))
+    return _drawn(scores, best, legal, sampling, index)
+
+
+def _legal(allowed: np.ndarray | None, banned: Collection[int], width: int) -> np.ndarray:
+    """What may come, bool [width]."""
+    if allowed is None:
+        legal = np.ones(width, dtype=bool)
+    else:
+        legal = np.unpackbits(allowed.view(np.uint8), count=width, bitorder="little").view(bool)
     if banned:
-        scores = scores.copy()
-        scores[list(banned)] = -np.inf
-    return _drawn(scores, sampling, index)
+        legal[list(banned)] = False
+    return legal
 
 
-def _drawn(scores: np.ndarray, sampling: wire.Sampling, index: int) -> int | None:
-    """Which of the scores is chosen; None where none is finite."""
-    if not len(scores):
-        return None
-    best = int(np.argmax(scores))  # the first of equals
+def _drawn(scores: np.ndarray, best: int, legal: np.ndarray | None, sampling: wire.Sampling, index: int) -> int | None:
+    """Which of the scores is chosen; None where none is finite. `best` is the first of the greatest that are legal."""
     if not np.isfinite(scores[best]):
         return None
     if sampling.temperature == 0 or sampling.top_k == 1:
         return best
+    weight = scores.astype(np.float64)  # and in place: new memory for each step costs more than the steps
+    weight -= float(scores[best])
     with np.errstate(over="ignore"):  # far below the best, at a temperature near 0, is nothing at all
-        weight = np.exp((scores.astype(np.float64) - float(scores[best])) / sampling.temperature)
+        weight /= sampling.temperature
+        np.exp(weight, out=weight)
+    if legal is not None:
+        weight[np.flatnonzero(~legal)] = 0
     noise = uniform(sampling.seed, index)
     if sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.min_p <= 0:
-        return _pick(np.arange(len(weight)), weight, noise)
+        return _pick(weight, noise)
     if sampling.top_k <= 0 and sampling.top_p >= 1:
         kept = np.flatnonzero(weight >= sampling.min_p)  # the best one weighs 1
     else:
         kept = _candidates(weight, sampling.top_k, sampling.top_p)
         kept = kept[weight[kept] >= sampling.min_p]
-    return _pick(kept, weight[kept], noise)
+    return int(kept[_pick(weight[kept], noise)])
 
 
 def adjusted(
@@ -176,9 +195,18 @@ def _best(values: np.ndarray, count: int) -> np.ndarray:
     return ids[np.argsort(-values[ids], kind="stable")][:count]
 
 
-def _pick(ids: np.ndarray, weight: np.ndarray, noise: float) -> int:
-    """Inverts the cumulative distribution."""
-    cumulative = np.cumsum(weight)
-    at = int(np.searchsorted(cumulative, noise * cumulative[-1], side="right"))
-    # Rounding can make the product reach the sum; then the last id that has any weight is meant.
-    return int(ids[at if at < len(ids) else int(np.flatnonzero(weight)[-1])])
+def _pick(weight: np.ndarray, noise: float) -> int:
+    """Inverts the cumulative distribution: which weight, fp64 [any], the share `noise` of their sum falls on."""
+    runs = np.cumsum(np.add.reduceat(weight, np.arange(0, len(weight), _RUN)))
+    target = noise * runs[-1]
+    run = _first_above(runs, target)
+    before = float(runs[run - 1]) if run else 0.0
+    start = run * _RUN
+    part = weight[start : start + _RUN]
+    return start + _first_above(np.cumsum(part), target - before)
+
+
+def _first_above(cumulative: np.ndarray, target: float) -> int:
+    """The first that is greater. Rounding can make the target reach the last one; then the first that has it."""
+    at = int(np.searchsorted(cumulative, target, side="right"))
+    return at if at < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))

@@ -72,6 +72,10 @@ class Vocabulary:
             raise FenceFailed("The grammar of what may be answered allows no answer at all.")
         return matcher
 
+    def nothing(self) -> np.ndarray:
+        """A mask that allows no token, uint32 [words]."""
+        return np.zeros(self.words, dtype=np.uint32)
+
     def mask(self, matcher: LLMatcher) -> np.ndarray:
         """What the matcher takes next, uint32 [words]; the bit `end` says that it may end. Raises FenceFailed."""
         row = np.empty(self.words, dtype=np.uint32)
