@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import smollm2
 from tests.serving import scripted
 from zjournal.cli.main import main
 from zjournal.config import DIALECTS
@@ -72,3 +73,13 @@ def test_what_fails_is_the_exit_code(zj, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_setting_has_every_dialect() -> None:
     assert set(DIALECTS) == {name.removesuffix("+think") for name in NAMES}
+
+
+def test_a_model_without_a_chat_template(zj, tmp_path: Path) -> None:
+    data = smollm2.path().read_bytes()
+    assert data.count(b"tokenizer.chat_template") == 1
+    (tmp_path / "bare.gguf").write_bytes(data.replace(b"tokenizer.chat_template", b"tokenizer.chat_templatX"))
+    code, out, err = zj("check", str(tmp_path / "bare.gguf"))
+    assert (code, out) == (66, ""), "the file cannot be used"
+    assert "bare.gguf" in err and "no tokenizer.chat_template" in err
+    assert "Traceback" not in err
