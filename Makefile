@@ -22,15 +22,21 @@ define TELL_KERNELS
 found or print('no C kernels:', why, '- torch takes over, many times slower; with a C compiler, run make again')"
 endef
 
-.PHONY: kernels-missing help demo test soak fences lint bench bfcl schemas docs clean
+NAMES := # of agents for make clients; none: all
+
+.PHONY: kernels-missing help demo test soak fences clients probe lint bench gpu bfcl schemas docs clean
 
 help:
 	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
 	@echo "make test   all tests"
-	@echo "make soak   the fault simulation on SEEDS=200 seeds, from SEED=0 on; stops at the first that fails"
+	@echo "make soak   the fault simulation on SEEDS=200 seeds, from SEED=0 on; stops at the first that fails;"
+	@echo "            then every build of every Triton kernel, compiled"
 	@echo "make fences 1,000 fenced generations of the demo model, each must parse and validate (an hour or less)"
+	@echo "make clients  Codex, Claude Code and opencode, fetched from npm, each finish a round trip with a tool, twice"
+	@echo "make probe  llmprobe, fetched from npm, against a scripted model and the demo model"
 	@echo "make lint   ruff, import directions, types"
 	@echo "make bench  all benchmarks, one table each"
+	@echo "make gpu    numbers and speed on an NVIDIA GPU, with torch and triton alone; DRY=1: toy sizes, on the CPU"
 	@echo "make bfcl   the fences against the Berkeley Function Calling Leaderboard's data, which is fetched"
 	@echo "make schemas  the fences against the JSON Schema test suite, which is fetched"
 	@echo "make docs   write the generated pages again"
@@ -44,9 +50,16 @@ test: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
+	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels
 
 fences: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.generations
+
+clients: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m tests.clients $(NAMES)
+
+probe: $(VENV)/.installed-dev
+	@cd "$(ROOT)" && "$(PY)" -m tests.clients.probe
 
 lint: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m ruff check .
@@ -56,6 +69,12 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && missed=0; for file in benchmarks/*.py; do echo "== $$file"; "$(PY)" "$$file" || missed=1; done; exit $$missed
+
+# For a machine with a GPU, where torch and triton may be all that there is: the checkout's own Python if it has one.
+GPU_PY := $(if $(wildcard $(PY)),$(PY),python3)
+
+gpu:
+	@cd "$(ROOT)" && "$(GPU_PY)" benchmarks/gpu.py $(if $(DRY),--dry)
 
 # Outside data, fetched into build/ when it is asked for.
 bfcl: $(VENV)/.installed-dev

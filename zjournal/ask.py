@@ -17,6 +17,7 @@ TOP_LOGPROBS_MAX = 20
 LOGIT_BIAS_MAX = 1024  # tokens that one request may bias
 BIAS_MAX = 100.0
 INT_MAX = 2**31 - 1
+CHOICES_MAX = 16  # answers that one request may ask for
 
 # The least and the most of each setting of Sampling that is one number.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -195,15 +196,18 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     format: Format | None = None  # None: any text
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
+    choices: int = 1  # so many answers, each with a seed of its own
     stop: tuple[str, ...] = ()
     store: bool = True
     stream: bool = False
     previous: str | None = None  # previous_response_id
+    local: bool = False  # `previous` need not be stored: it was made over the very connection that names it
     session_key: str | None = None  # what the client calls its session, if it says so
     cache_salt: str | None = None  # its KV is shared only with requests that have the same
     background: bool = False  # it can wait: everybody else's work goes first
     detached: bool = False  # it goes on when its client leaves, and is asked for later
     warm: bool = False  # only the prompt is to be read, for a request to come: no token is told
+    nameless: bool = False  # its calls have no ids: the client knows them by the names of their functions
     goes_on: bool = False  # the answer goes on with the last item, which is an assistant's message
     ignored: tuple[str, ...] = ()  # rules by which a part of the body is not in the prompt, by name
     skipped: tuple[str, ...] = ()  # types of tools and items that no model can be told of, each once

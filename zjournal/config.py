@@ -26,6 +26,7 @@ CONFIG_BYTES_MAX = 1 << 20
 THREADS_MAX = 1024
 CONTEXT_MAX = 1 << 24  # tokens
 RUNNING_MAX = 1024
+REQUESTS_MAX = 65_536
 SPECULATION_MAX = 64
 KV_BYTES_MIN = 1 << 20
 KV_BYTES_MAX = 1 << 44
@@ -55,12 +56,15 @@ class Config:
     cache_dir: Path
     model: str  # smollm2, the path of a GGUF file or folder, a name on the hub, or scripted:PATH
     weights: str
-    device: str
+    device: str  # auto, cpu or cuda
+    fast: bool
     threads: int  # 0: all cores
     context: int  # tokens; 0: the model's own
     rope: str  # RoPE scaling in place of the model's own; empty: the model's own
-    kv_memory: int
+    kv_dtype: str  # auto, bf16 or fp8; the last two on cuda alone
+    kv_memory: int  # 0: what the device leaves, on the CPU 2 GiB
     max_running: int
+    max_requests: int
     speculation: int  # most tokens guessed for one step; 0: none
     dialect: str  # auto, or one of DIALECTS
     reasoning_replay: str  # auto, all or off: which thoughts of earlier answers are in a prompt
@@ -78,6 +82,7 @@ class Config:
     unstored_retention: float
     journal_max_bytes: int  # 0: no limit
     journal_max_age: float  # 0: no limit
+    websocket: str  # on or off: whether Responses are served over WebSocket
     keep_alive: float
     reader_timeout: float
     drain_timeout: float
@@ -152,6 +157,15 @@ def _whole(low: int, high: int) -> Callable[[object, Path], int]:
 
 def _size(low: int, high: int) -> Callable[[object, Path], int]:
     return lambda value, base: _within(parse_size(value), low, high, show_size)
+
+
+def _kv_memory(value: object, base: Path) -> int:
+    """0 is auto."""
+    return 0 if value == "auto" else _within(parse_size(value), KV_BYTES_MIN, KV_BYTES_MAX, show_size)
+
+
+def _show_kv_memory(size: int) -> str:
+    return show_size(size) if size else "auto"
 
 
 def _duration(value: object, base: Path) -> float:
@@ -265,12 +279,17 @@ SETTINGS = (
     Setting("cache_dir", _path, "$XDG_CACHE_HOME/zjournal", "Where downloaded models and their checksums are kept."),
     Setting("model", _model, "smollm2", "Model: smollm2, a GGUF file, a folder, ORG/NAME of the hub, scripted:FILE."),
     Setting("weights", _choice("file", "fp32"), "file", "file: as stored in the GGUF; fp32: expanded to exact values."),
-    Setting("device", _choice("auto", "cpu"), "auto", "Where the model runs: auto or cpu."),
+    Setting("device", _choice("auto", "cpu", "cuda"), "auto", "Where the model runs: auto, cpu or cuda."),
+    Setting("fast", _switch, False, "On cuda, matrix products whose bits depend on the batch; see kernels.md.", _word),
     Setting("threads", _whole(0, THREADS_MAX), 0, "Threads of the engine; 0: all cores."),
     Setting("context", _whole(0, CONTEXT_MAX), 0, "Context window in tokens; 0: the model's own."),
     Setting("rope", _rope, "", "RoPE in place of the model's: linear:FACTOR, yarn:FACTOR or base:NUMBER."),
-    Setting("kv_memory", _size(KV_BYTES_MIN, KV_BYTES_MAX), "2GiB", "Memory for KV blocks.", show_size),
+    Setting("kv_dtype", _choice("auto", "bf16", "fp8"), "auto", "How KV is held on cuda; auto: bf16, on the CPU fp32."),
+    Setting(
+        "kv_memory", _kv_memory, "auto", "Memory for KV; auto: what a card leaves, 2GiB on the CPU.", _show_kv_memory
+    ),
     Setting("max_running", _whole(1, RUNNING_MAX), 8, "Requests that are computed at the same time."),
+    Setting("max_requests", _whole(1, REQUESTS_MAX), 256, "Requests that wait or are computed; one more gets a 429."),
     Setting("speculation", _whole(0, SPECULATION_MAX), 5, "Tokens guessed from what was said before; 0: none."),
     Setting("dialect", _choice("auto", *DIALECTS), "auto", "How the model writes tools; auto: as its template says."),
     Setting(
@@ -315,6 +334,7 @@ SETTINGS = (
         show_size,
     ),
     Setting("journal_max_age", _duration, "0", "Delete sessions unused for so long; 0: never.", show_duration),
+    Setting("websocket", _choice("on", "off"), "on", "Whether Responses are served over WebSocket: on or off."),
     Setting("keep_alive", _pause, "10s", "Silence after which streams tell that they live.", show_duration),
     Setting("reader_timeout", _pause, "60s", "How long a client may read nothing of its answer.", show_duration),
     Setting("drain_timeout", _duration, "30s", "How long SIGTERM waits for running requests.", show_duration),

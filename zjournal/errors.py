@@ -73,6 +73,12 @@ class ThreadMismatch(BadRequest):
     code = "thread_fingerprint_mismatch"
 
 
+class ConnectionLimit(BadRequest):
+    """A WebSocket has been open for as long as one may be."""
+
+    code = "websocket_connection_limit_reached"
+
+
 class NotFound(Fault):
     """The named thing does not exist, or is not visible to this key."""
 
@@ -103,10 +109,22 @@ class Forbidden(Fault):
     status, code, kind = 403, "forbidden", "permission_error"
 
 
+class UpgradeRefused(Fault):
+    """This server does not speak WebSocket. Codex takes the status to go on over HTTP at once."""
+
+    status, code, kind = 426, "invalid_request", "invalid_request_error"
+
+
 class BodyTooLarge(Fault):
     """The body is over the limit."""
 
     status, code, kind = 413, "request_too_large", "invalid_request_error"
+
+
+class UnsupportedEncoding(BadRequest):
+    """The body is compressed, or otherwise not as it is."""
+
+    status, code = 415, "unsupported_encoding"
 
 
 class Overloaded(Fault):

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,7 @@ KEY_BYTES = 32  # of a key that is drawn
 PREFIX = "zj-"  # it begins with, so that scanners for leaked keys can tell one
 HASHED = "sha256:"
 LIMIT_MAX = 10**12
+FRESH_NS = 2_000_000_000  # since a file was written: it may be written again, and look the same
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -61,9 +63,57 @@ class ApiKeys:
         """What this name may use."""
         return self._limits.get(name, Limits())
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ApiKeys):
+            return NotImplemented
+        return (self._names, self._limits) == (other._names, other._limits)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def count(self, name: str) -> int:
         """How many keys this name has."""
         return sum(one == name for one in self._names.values())
+
+
+class KeyFile:
+    """The keys of a file as it is now; it may change while a server runs."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigFault as `read`."""
+        self._path = path
+        self._seen = _mark(path)
+        self.keys = read(path)
+
+    def changed(self) -> bool:
+        """Reads the file again if it was written to; whether the keys are other ones now.
+
+        Raises ConfigFault where it cannot be read: `keys` stay as they were.
+        """
+        mark = _mark(self._path)
+        if mark == self._seen:
+            return False
+        try:
+            found = read(self._path)
+        finally:
+            self._seen = mark
+        if found == self.keys:
+            return False
+        self.keys = found
+        return True
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    """What is another one after each time that the file was written; () where there is none.
+
+    While it is fresh it is another one each time: a file may be written twice within one tick of its clock.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    fresh = abs(time.time_ns() - found.st_mtime_ns) < FRESH_NS
+    mark = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (*mark, time.monotonic_ns()) if fresh else mark
 
 
 def digest(key: str) -> bytes:

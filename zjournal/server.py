@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
+import gc
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -42,6 +45,8 @@ SWEEP_EVERY_S = 3600.0
 CAP_EVERY_S = 60.0
 CAP_PAUSE_S = 2.0  # between two rounds when the first was not enough
 BACKLOG = 256
+SWITCH_S = 0.001  # that a thread may keep the interpreter from others, in place of 5 ms: tokens are told every few
+PROBES_MAX = 1024  # requests of replays, which wait beside those of clients
 PREFILL_TOKENS = 512  # in one step, beside a token of each running response
 LAST_RESPONSE_GRACE_S = 5.0  # for bytes of finished responses to leave
 
@@ -92,6 +97,7 @@ def _fetch(name: hub.HubName, config: Config) -> Path:
 def _event_loop(server: _Server) -> int:
     import uvloop
 
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(server.serve())
 
@@ -144,7 +150,7 @@ class _Server:
         from zjournal.api.snapshots import Snapshots
         from zjournal.api.submit import Desk
 
-        known = keys.read(self._config.api_key_file) if self._config.api_key_file else None
+        known = keys.KeyFile(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
         metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
         start = engine_start(self._config, self._choice, self._journal.secret)
@@ -156,6 +162,7 @@ class _Server:
             metrics,
             known,
             DECODERS,
+            self._config.max_requests,
             guard=loops.limits(self._config.guard),
             reasoning_replay=self._config.reasoning_replay,
             attribution=self._config.attribution_line == "keep",
@@ -166,7 +173,7 @@ class _Server:
         states.tidy()
         engine.start()
         self._replays = replays = Replays(self._journal, runs, probes, str(self._choice.path), DECODERS)
-        upkeep = (self._sweep(), self._cap(), self._keep_alive(runs))
+        upkeep = (self._sweep(runs), self._cap(), self._keep_alive(runs))
         vital = (self._load(desk, runs, engine), engine.watch(), self._watch(runs), *upkeep)
         tasks = [loop.create_task(self._live(work)) for work in vital]
         try:
@@ -204,6 +211,7 @@ class _Server:
 
         from zjournal.api.app import create_app
         from zjournal.api.intake import bounded
+        from zjournal.api.websocket_intake import PING_S, ping_timeout_s, watched
 
         class Quiet(uvicorn.Server):
             """Leaves the signals to us: uvicorn would close the port before the drain."""
@@ -212,17 +220,20 @@ class _Server:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        app = create_app(
-            desk, host=self._config.host, port=self._listening.getsockname()[1], body_max=self._config.body_max
-        )
+        config, port = self._config, self._listening.getsockname()[1]
+        sockets = config.websocket == "on"
+        app = create_app(desk, host=config.host, port=port, body_max=config.body_max, websocket=sockets)
         settings = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             lifespan="on",
-            http=bounded(self._config.reader_timeout),
+            http=bounded(config.reader_timeout),
             timeout_graceful_shutdown=int(LAST_RESPONSE_GRACE_S),
-            ws="none",
+            ws=watched(config.reader_timeout),
+            ws_max_size=config.body_max,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=ping_timeout_s(config.reader_timeout),
             server_header=False,
         )
         server = Quiet(settings)
@@ -289,6 +300,7 @@ class _Server:
         desk.serve(served)
         if self._replays is not None:
             self._replays.serve(served, engine)
+        _settle_memory()
 
     async def _watch(self, runs: Runs) -> None:
         """Ends the server when the engine says that the model cannot be loaded: better now than at each request."""
@@ -302,13 +314,12 @@ class _Server:
             await asyncio.sleep(min(KEEP_ALIVE_EVERY_S, self._config.keep_alive / 2))
             runs.keep_alive(time.monotonic())
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, runs: Runs) -> None:
         """Erases what is due: deleted turns, and unstored ones that are older than their retention."""
         while True:
             try:
-                await asyncio.to_thread(
-                    retention.sweep, self._journal, wall_clock_us(), int(self._config.unstored_retention)
-                )
+                kept_s = int(self._config.unstored_retention)
+                await asyncio.to_thread(retention.sweep, self._journal, wall_clock_us(), kept_s, runs.held)
             except errors.Fault as fault:
                 log.error("the sweep of unstored turns failed: %s", fault.message)
             await asyncio.sleep(SWEEP_EVERY_S)
@@ -325,6 +336,18 @@ class _Server:
             await asyncio.sleep(CAP_PAUSE_S if more else CAP_EVERY_S)
 
 
+def _settle_memory() -> None:
+    """What was imported and loaded lives as long as the process, and what it took to load it goes back.
+
+    The collector would look through all of it every few seconds; that takes 50 ms and more, in which no token is told.
+    """
+    gc.collect()
+    gc.freeze()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; it keeps some 10 MiB otherwise
+    if trim is not None:
+        trim(0)
+
+
 def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Start:
     """The engine's first message, as the configuration has it. `secret` is the journal's."""
     on = config.snapshots == "on"
@@ -333,7 +356,9 @@ def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Sta
         scripted=choice.scripted,
         tokenizer=str(choice.file.path),
         weights=config.weights,
-        device="cpu" if config.device == "auto" else config.device,  # the only one there is yet
+        device=config.device,
+        fast=config.fast,
+        kv_dtype=config.kv_dtype,
         threads=config.threads,
         context=config.context,
         rope=config.rope,
@@ -346,6 +371,7 @@ def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Sta
         snapshot_restore=config.snapshot_restore,
         host_cache=config.host_cache if on else 0,
         max_running=config.max_running,
+        queue_max=config.max_requests + PROBES_MAX,
         speculation=config.speculation,
         log_level=config.log_level,
         log_format=config.log_format,

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
 
 from zjournal import ask, errors
 from zjournal.api import limits
@@ -40,6 +42,7 @@ class FakeDesk:
         self.turns: dict[str, Turn] = {}
         self.cancelled: list[str] = []
         self.left: list[limits.Told] = []
+        self.held: list[str] = []
         self.cuts: list[tuple[str, Cut]] = []
         self.cancel_seen = asyncio.Event()
         self.told = asyncio.Event()  # the first delta was taken from us
@@ -49,7 +52,12 @@ class FakeDesk:
             raise self.fault
         self.asks.append(request)
         prefix = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}[request.protocol]
-        turn = Turn(f"{prefix}{len(self.asks):032x}", CREATED, "smol", raw, request.store, tenant)
+        number = len(self.asks)
+        first, *others = (
+            Turn(f"{prefix}{index:016x}{number:016x}", CREATED, "smol", raw, request.store, tenant)
+            for index in range(request.choices)
+        )
+        turn = msgspec.structs.replace(first, others=tuple(others))
         self.turns[turn.response] = turn
         return turn
 
@@ -69,9 +77,9 @@ class FakeDesk:
             else:
                 yield step
 
-    async def recorded(self, response: str, tenant: str) -> Turn:
+    async def recorded(self, response: str, tenant: str, local: bool = False) -> Turn:
         turn = self.turns.get(response)
-        if turn is None or not turn.stored or turn.tenant != tenant:
+        if turn is None or not (turn.stored or local) or turn.tenant != tenant:
             raise errors.NotFound(f"Response with id '{response}' not found.", param="response_id")
         return turn
 
@@ -88,6 +96,13 @@ class FakeDesk:
 
     def allowed(self, tenant: str) -> list[limits.Told]:
         return self.left
+
+    def hold(self, turn: Turn) -> None:
+        if not turn.stored:
+            self.held.append(turn.response)
+
+    def release(self, responses: Sequence[str]) -> None:
+        self.held = [one for one in self.held if one not in responses]
 
     def cut(self, turn: Turn, cut: Cut) -> None:
         self.cuts.append((turn.response, cut))

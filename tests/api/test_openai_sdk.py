@@ -57,6 +57,41 @@ def test_the_chat_accumulator():
         run(FakeDesk(answer("Tide", " is low", reason="length")), script)
 
 
+def test_several_choices_whole_streamed_and_accumulated():
+    async def script(client):
+        asked = {"model": "smol", "messages": MESSAGES, "n": 3}
+        whole = await client.chat.completions.create(**asked)
+        async with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            async for _ in stream:
+                pass
+            return whole, await stream.get_final_completion()
+
+    desk = FakeDesk(answer("Tide", " is low"))
+    for final in run(desk, script):
+        assert [(choice.index, choice.message.content) for choice in final.choices] == [
+            (index, "Tide is low") for index in range(3)
+        ]
+        assert (final.usage.prompt_tokens, final.usage.completion_tokens, final.usage.total_tokens) == (12, 9, 21)
+    assert {ask.choices for ask in desk.asks} == {3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "steps", [FAILING, [TextDelta("a"), errors.Unavailable("It died.")]], ids=["a fact", "a fault"]
+)
+def test_a_choice_that_fails_fails_them_all(stream, steps):
+    async def script(client):
+        with pytest.raises(openai.APIError, match="It died"):
+            told = await client.chat.completions.create(model="smol", messages=MESSAGES, n=2, stream=stream)
+            async for _ in told:
+                pass
+
+    desk = FakeDesk(steps)
+    run(desk, script)
+    (turn,) = desk.turns.values()
+    assert sorted(desk.cancelled) == sorted(one.response for one in turn.choices)
+
+
 def test_the_responses_accumulator_agrees_with_create_and_retrieve():
     async def script(client):
         async with client.responses.stream(model="smol", input="hi") as stream:

@@ -46,7 +46,7 @@ def test_who_reads_nothing_is_cut_with_a_reason_and_who_reads_has_all_meanwhile(
     desk = FakeDesk(LONG)
 
     async def main() -> None:
-        async with serving(desk, protocol=bounded(0.3)) as url:
+        async with serving(desk, protocol=bounded(3.0)) as url:
             client = stuck(url)
             assert await asyncio.wait_for(whole(url), WAIT_S) > 2000
             await asyncio.wait_for(desk.cancel_seen.wait(), WAIT_S)
@@ -57,7 +57,7 @@ def test_who_reads_nothing_is_cut_with_a_reason_and_who_reads_has_all_meanwhile(
     [(response, cut)] = desk.cuts
     assert response == desk.cancelled[0]
     assert 0 < cut.unread <= 128 << 10, "what is made for a client that lags has a bound"
-    assert cut.silent_s >= 0.3
+    assert cut.silent_s >= 3.0
 
 
 class Loop:

@@ -14,6 +14,7 @@ from tests.engine import oracle
 from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.checkpoint.gguf import TensorFile, read_header
 from zjournal.checkpoint.tokenizer import Tokenizer
+from zjournal.engine import steps
 from zjournal.engine.models import weights
 from zjournal.engine.models.decoder import Batch
 from zjournal.engine.models.native import NativeDecoder
@@ -70,7 +71,7 @@ def part(ids: list[int], start: int, sequence: int = 0) -> Slice:
 
 def all_logits(runner: Runner, ids: list[int], last: int) -> torch.Tensor:
     """Logits after each of the last tokens, from one step."""
-    batch = runner._batch([part(ids, 0)])
+    batch = steps.batch([part(ids, 0)], runner.context, runner.vocab_size, runner.block_count)
     want = torch.arange(len(ids) - last, len(ids), dtype=torch.int32)
     return runner._model.forward(
         Batch(*(want if name == "want" else getattr(batch, name) for name in batch.__struct_fields__)),

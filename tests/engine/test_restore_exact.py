@@ -49,9 +49,7 @@ class Engine:
     def __init__(
         self, model: Path, folder: Path | None, codec: str = "raw", known: tuple[wire.Known, ...] = NOTHING
     ) -> None:
-        self.runner = Runner.load(
-            wire.Start(model=str(model), threads=2, kv_bytes=BLOCKS * BLOCK_BYTES), lambda _: None
-        )
+        self.runner = self.load(model)
         self.now = itertools.count(1, 1000)
         self.logits: dict[str, list[np.ndarray]] = {}
         self.events: list[wire.FromEngine] = []
@@ -62,13 +60,17 @@ class Engine:
 
             def make(residency, facts):
                 clock = self.now.__next__
-                return Snapshots(settings, residency, self.runner, facts, clock, clock, learns=False)
+                stages = self.runner.stages
+                return Snapshots(settings, residency, self.runner, facts, clock, clock, learns=False, stages=stages)
 
         limits = Limits(toy.CONTEXT, max_running=4, prefill_tokens=STEP_TOKENS)
         self.scheduler = Scheduler(limits, self.runner.block_count, lambda token: b"x", snapshots=make)
         self.snapshots = self.scheduler.snapshots
         for page in known if self.snapshots is not None else ():
             self.snapshots.take(page)
+
+    def load(self, model: Path) -> Runner:
+        return Runner.load(wire.Start(model=str(model), threads=2, kv_bytes=BLOCKS * BLOCK_BYTES), lambda _: None)
 
     def serve(self, **prompts: list[int]) -> dict[str, wire.Matched]:
         """Runs these requests side by side to their ends, and waits for the disk."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import smollm2
@@ -58,6 +58,12 @@ def spelled(items: tuple[ask.Item, ...]) -> bytes:
         turns.insert(0, ("system", DEFAULT.encode()))
     parts = [b"<|im_start|>%s\n%s<|im_end|>\n" % (role.encode(), content) for role, content in turns]
     return b"".join(parts) + b"<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    """What takes long is done before any example is timed."""
+    build(request(()))
 
 
 @given(ITEMS)
@@ -138,3 +144,13 @@ def test_a_prompt_far_over_the_limit_is_not_encoded(monkeypatch: pytest.MonkeyPa
     items = (ask.Message("user", (ask.Text("word " * 1_000_000, "input"),)),)
     with pytest.raises(ContextTooLong, match="more than the 8192 tokens"):
         assemble(request(items), smollm2.template(), smollm2.tokenizer(), ChatML(), 8192)
+
+
+@settings(deadline=None)  # each example forgets what makes the next one quick
+@given(ITEMS)
+def test_what_is_remembered_of_earlier_prompts_changes_nothing(items):
+    """A conversation that grows turn by turn, and the same one rendered by somebody who has never seen any of it."""
+    grown = [build(request(items[:count])) for count in range(len(items) + 1)]
+    for count, prompt in enumerate(grown):
+        smollm2.tokenizer().forget()
+        assert build(request(items[:count])) == prompt

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted
+from tests.serving import Server, scripted, zj
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +149,16 @@ def test_a_conversation_belongs_to_its_key(tmp_path: Path) -> None:
         assert foreign.text.replace(name, "") == unknown.text.replace("conv_0", "")
         assert server.http.delete(f"/v1/conversations/{name}", headers=two).status_code == 404
         assert server.http.get(f"/v1/conversations/{name}", headers=one).status_code == 200
+
+
+def test_an_export_says_that_a_conversation_is_not_in_it(server: Server, client: openai.OpenAI) -> None:
+    alone = client.responses.create(model="default", input="No conversation here.")
+    made = client.conversations.create()
+    inside = client.responses.create(model="default", input="One conversation here.", conversation=made.id)
+    where = ("--data-dir", str(server.data_dir))
+    done = zj("sessions", "export", inside.id, *where)
+    assert done.returncode == 0
+    assert "a conversation of /v1/conversations with turns of this session: no list is in the file" in done.stderr
+    assert not zj("sessions", "export", alone.id, *where).stderr
+    client.conversations.delete(made.id)
+    assert not zj("sessions", "export", inside.id, *where).stderr

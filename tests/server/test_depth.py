@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.serving import Server, scripted
+from zjournal.api import nesting
 
 DEPTHS = (50, 150, 300, 600, 900, 990, 5000, 200_000)
 
@@ -83,3 +84,16 @@ def test_depth_is_never_a_failure_of_the_server(server: Server, path: str, made:
             counted = server.http.post(f"{path}/count_tokens", content=body)
             assert counted.status_code in (200, 400), (depth, counted.text[:300])
     assert server.respond(input="x")["status"] == "completed"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages"])
+def test_the_limit_is_ours_and_named_and_strings_do_not_count(server: Server, path: str) -> None:
+    message = b'"messages":[{"role":"user","content":"%b"}],"input":"%b","max_tokens":4' % (lists(900), lists(900))
+    inside = b'{"model":"default",%b,"metadata":null}' % message
+    assert server.http.post(path, content=inside).status_code == 200
+    limit = nesting.JSON_DEPTH_MAX
+    for depth in (limit - 1, limit):
+        body = b'{"model":"default",%b,"unknown":%b}' % (message, lists(depth))
+        answer = server.http.post(path, content=body)
+        assert answer.status_code == (200 if depth < limit else 400), answer.text
+    assert f"deeper than {limit}" in answer.json()["error"]["message"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import Server, scripted
+from tests.serving import Server, scripted, until
 from zjournal import keys
 from zjournal.keys import Limits
 
@@ -111,3 +111,29 @@ def test_either_header_may_carry_the_key(tmp_path: Path, drawn: dict[str, str]) 
             for path in ("/v1/models", "/metrics", "/v1/responses/resp_none"):
                 got = server.http.get(path, headers=headers).status_code
                 assert got == (404 if status == 200 and path.endswith("none") else status), (headers, path)
+
+
+def test_one_request_more_than_the_server_takes_is_told_to_come_again(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", "--max-requests", "2", model=scripted(tmp_path, TURN, SLOW)) as server:
+        held: list[threading.Thread] = []
+        begun = threading.Semaphore(0)
+        enough = threading.Event()
+
+        def hold() -> None:
+            for event in server.events("/v1/responses", {"model": "default", "input": "slow", "stream": True}):
+                if event["type"] == "response.created":
+                    begun.release()
+                if enough.is_set():
+                    return
+
+        for _ in range(2):
+            held.append(threading.Thread(target=hold))
+            held[-1].start()
+            assert begun.acquire(timeout=30)
+        refused = server.post("/v1/responses", {"model": "default", "input": "hi"})
+        assert refused.status_code == 429
+        assert "2 requests" in refused.json()["error"]["message"]
+        enough.set()
+        for thread in held:
+            thread.join(30)
+        until(lambda: server.post("/v1/responses", {"model": "default", "input": "hi"}).status_code == 200)

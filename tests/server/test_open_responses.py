@@ -87,6 +87,15 @@ def test_assistant_phase(server: Server, phase: str | None) -> None:
     whole(server, input=[{"role": "user", "content": "Look."}, said, {"role": "user", "content": "And?"}])
 
 
+def test_response_output_phase_schema(server: Server) -> None:
+    """What a phase may be in an answer. Ours has none: no model here says which of its messages is the last."""
+    response = whole(server, input=[{"role": "user", "content": "Look."}])
+    (item,) = response.model_dump()["output"]
+    assert item.get("phase") in ("commentary", "final_answer", None)
+    for phase in ("commentary", "final_answer"):
+        ResponseResource.model_validate({**response.model_dump(by_alias=True), "output": [{**item, "phase": phase}]})
+
+
 def test_image_input(server: Server) -> None:
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": picture()}]
     response = whole(server, input=[{"type": "message", "role": "user", "content": parts}])

@@ -33,6 +33,7 @@ class Submitted(msgspec.Struct, frozen=True):
     tenant: str
     encoder: int  # version of the protocol's encoder that will tell the response
     response: str  # its id
+    others: tuple[str, ...] = ()  # of its further choices
 
 
 class Acceptance:
@@ -47,8 +48,8 @@ class Acceptance:
 
     def facts(
         self, submitted: Submitted, placed: Placed, session: str, max_tokens: int, ready: wire.Ready
-    ) -> tuple[list[events.Fact], events.RequestAccepted]:
-        """The facts that accept a request, and the first of them without its contents."""
+    ) -> tuple[list[events.Fact], tuple[events.RequestAccepted, ...]]:
+        """The facts that accept a request, and of them, without its contents, the acceptance of each choice."""
         request, tenant, response = submitted.ask, submitted.tenant, submitted.response
         place, prompt, fenced = placed.place, placed.prompt, placed.fenced
         client = msgspec.msgpack.encode(request.client) if request.client else b""
@@ -84,19 +85,34 @@ class Acceptance:
             skipped=tuple(map(_type_told, request.skipped)),
             ignored=request.ignored,
             loosened=len(fenced.warnings),
+            nameless=request.nameless,
             **sampling.recorded(request.sampling, secrets.randbits(SEED_BITS)),
         )
-        rendered = events.PromptRendered(
-            tenant=tenant, response=response, count=len(prompt.ids), dropped=prompt.dropped
-        )
+        choices = (accepted, *(self._choice(accepted, *one, fenced) for one in enumerate(submitted.others, 1)))
         warnings = "\n".join(fenced.warnings).encode("utf-8", "backslashreplace")
         contents = (placed.record, client) if client else (placed.record,)
-        facts = [
-            events.Fact(accepted, warnings, contents=contents, base=place.base),
-            *self._results_seen(place, accepted),
-            events.Fact(rendered),
-        ]
-        return facts, accepted
+        facts: list[events.Fact] = []
+        for one in choices:
+            rendered = events.PromptRendered(
+                tenant=tenant, response=one.response, count=len(prompt.tokens), dropped=prompt.dropped
+            )
+            stored, base = ((), b"") if one.choice else (contents, place.base)  # they stand once for all
+            accepting = events.Fact(one, warnings, contents=stored, base=base)
+            facts += [accepting, *self._results_seen(place, one), events.Fact(rendered)]
+        return facts, choices
+
+    def _choice(
+        self, accepted: events.RequestAccepted, choice: int, response: str, fenced: fences.Fenced
+    ) -> events.RequestAccepted:
+        """The acceptance of a further choice: a response of its own, beside the first one."""
+        return msgspec.structs.replace(
+            accepted,
+            response=response,
+            choice=choice,
+            first=accepted.response,
+            seed=sampling.choice_seed(accepted.seed, choice),
+            fence=fences.digest(fenced.fence, identity.item_secret(self._journal.secret, response)),
+        )
 
     def _results_seen(self, place: chain.Place, accepted: events.RequestAccepted) -> list[events.Fact]:
         """The fact that names the calls whose results this request brought; none if it brought none."""
@@ -111,7 +127,7 @@ class Acceptance:
         """What the engine is told of a request that was accepted."""
         return wire.Generate(
             request=accepted.response,
-            tokens=wire.pack_ids(placed.prompt.ids),
+            tokens=wire.pack_ids(placed.prompt.tokens),
             session=accepted.session,
             background=request.background,
             namespace=identity.kv_namespace(accepted.namespace, accepted.salt),
@@ -156,7 +172,7 @@ class Opened:
 
 
 def abandoned(accepted: events.RequestAccepted) -> events.Fact:
-    """The client left while its request was being written down: it ends without having begun."""
+    """Of one choice: the client left while its request was being written down: it ends without having begun."""
     return events.Fact(
         events.ResponseFinished(
             tenant=accepted.tenant,

@@ -1,4 +1,4 @@
-"""The app: all routes together, those of Chat and for machines that watch; errors get their status and shape here.
+"""The app: all routes together, with those for machines that watch; errors get their status and shape here.
 
 The routes of the other protocols are in routes_*.py, what they share is in http.py, and what a protocol means is in
 chat.py, responses.py and messages/. The status of a stream is decided once the desk has accepted the request; what
@@ -11,16 +11,27 @@ import logging
 from typing import TYPE_CHECKING
 
 import msgspec
-from litestar import Litestar, Request, get, post
+from litestar import Litestar, Request, get
 from litestar.exceptions import HTTPException
 from litestar.response import Response
-from litestar.types import ASGIApp
+from litestar.routes import HTTPRoute
+from litestar.types import ASGIApp, Message, Scope
 
-from zjournal.api import chat, failure, routes_conversations, routes_messages, routes_models, routes_responses
+from zjournal.api import (
+    failure,
+    routes_chat,
+    routes_conversations,
+    routes_messages,
+    routes_models,
+    routes_openapi,
+    routes_responses,
+)
 from zjournal.api.guard import REQUEST_ID, Edge, Neighbours, Reply
-from zjournal.api.http import body, enter, fold, stream
+from zjournal.api.http import enter
 from zjournal.api.metrics import CONTENT_TYPE
 from zjournal.api.sse import ClientGone
+from zjournal.api.websocket import Sockets
+from zjournal.api.websocket_state import Bounds
 from zjournal.errors import BadRequest, BodyTooLarge, Fault, NotFound
 
 if TYPE_CHECKING:
@@ -31,15 +42,19 @@ CLIENT_GONE = 499  # what proxies log for a client that left; nobody receives it
 log = logging.getLogger("zjournal.api")
 
 
-def create_app(desk: Desk, *, host: str, port: int, body_max: int) -> ASGIApp:
-    """The ASGI app of a server bound to `host` and `port`; a body over `body_max` bytes is refused with 413."""
+def create_app(desk: Desk, *, host: str, port: int, body_max: int, websocket: bool = True) -> ASGIApp:
+    """The ASGI app of a server bound to `host` and `port`; a body over `body_max` bytes is refused with 413.
+
+    `websocket` false: who asks for an upgrade is told to go on over HTTP.
+    """
     app = Litestar(
         route_handlers=[
-            chat_create,
+            *routes_chat.ROUTES,
             *routes_responses.ROUTES,
             *routes_conversations.ROUTES,
             *routes_messages.ROUTES,
             *routes_models.ROUTES,
+            *routes_openapi.ROUTES,
             root,
             livez,
             readyz,
@@ -52,30 +67,14 @@ def create_app(desk: Desk, *, host: str, port: int, body_max: int) -> ASGIApp:
             RecursionError: _on_depth,
             Exception: _on_exception,
         },
+        before_send=[_all_methods],
         request_max_body_size=body_max,
         openapi_config=None,
         logging_config=None,
     )
     app.state.desk = desk
-    return Edge(app, Neighbours(host, port), desk.metrics)
-
-
-# --- the protocols ------------------------------------------------------------------------------------
-
-
-@post("/v1/chat/completions")
-async def chat_create(request: Request) -> ASGIApp:
-    desk, tenant = enter(request)
-    raw = await body(request)
-    ask = chat.decode(raw, request.headers)
-    turn = await desk.submit(ask, raw, tenant, chat.ENCODER_VERSION)
-    if ask.stream:
-        return stream(desk, turn, chat.Encoder(turn, desk.item_id))
-    answer = chat.Answer(turn, desk.item_id)
-    await fold(request, desk, turn, answer)
-    if answer.fault is not None:
-        raise answer.fault
-    return Reply(answer.body())
+    sockets = Sockets(desk, websocket, Bounds(waiting_bytes=body_max))
+    return Edge(app, Neighbours(host, port), desk.metrics, sockets)
 
 
 # --- for machines that watch --------------------------------------------------------------------------
@@ -137,12 +136,29 @@ def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     return response
 
 
+async def _all_methods(message: Message, scope: Scope) -> None:
+    """Litestar's answer to OPTIONS names the methods of a path's first handler only, and HEAD is the edge's."""
+    if message["type"] != "http.response.start":
+        return
+    headers = [(name.lower(), value) for name, value in message.get("headers", ())]
+    methods = {method for name, value in headers if name == b"allow" for method in value.decode().split(", ")}
+    if not methods:
+        return
+    template = scope.get("path_template")  # not there where no route was taken: then the header is whole
+    for route in scope["litestar_app"].routes:
+        if isinstance(route, HTTPRoute) and route.path_format == template:
+            methods |= route.methods
+    allowed = sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+    told = (b"allow", ", ".join(allowed).encode())
+    message["headers"] = [told, *(header for header in headers if header[0] != b"allow")]
+
+
 def _on_client_gone(request: Request, _: ClientGone) -> Response:
     return Response(b"", status_code=CLIENT_GONE, media_type="text/plain")
 
 
 def _on_depth(request: Request, _: RecursionError) -> Response:
-    """What is read of a body is read as deep as the interpreter goes; nothing of ours recurses without one."""
+    """The last resort behind nesting.check: how deep the interpreter goes depends on who else is on its stack."""
     return _on_fault(request, BadRequest("The request body is nested too deeply."))
 
 

@@ -49,4 +49,4 @@ def _decoded(text: str, at: str) -> bytes:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest("the data is no base64", param=at) from None
+        raise BadRequest(f"`{at}` is no base64.", param=at) from None

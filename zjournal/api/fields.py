@@ -53,7 +53,7 @@ MetadataValue = Annotated[str, msgspec.Meta(max_length=METADATA_VALUE_CHARS_MAX)
 Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=METADATA_PAIRS_MAX)]
 
 # What is one number, in its range of ask.RANGES.
-_NUMBERS = (
+NUMBERS = (
     "temperature",
     "top_p",
     "top_k",
@@ -128,6 +128,8 @@ class Kind(msgspec.Struct):
 
 kind_decoder = msgspec.json.Decoder(Kind)
 any_decoder = msgspec.json.Decoder()
+# Of what is written again: fractions stay as they were sent, for a float may have no room for them.
+exact_decoder = msgspec.json.Decoder(float_hook=lambda digits: msgspec.Raw(digits.encode()))
 
 
 def parse(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, at: str = "") -> T:
@@ -172,12 +174,17 @@ def require_object(value: Any, at: str) -> None:
         raise BadRequest(f"Invalid value for `{at}`: expected a JSON Schema object.", param=at)
 
 
-def require_neutral(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses each field that holds anything but None or a value that asks for nothing. Raises BadRequest."""
+def require_neutral(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]], at: str = "") -> None:
+    """Refuses each field that holds anything but None or a value that asks for nothing. Raises BadRequest.
+
+    `at`: the JSON path of the struct.
+    """
     for name, values in neutral.items():
         value = getattr(body, name)
-        if value is not None and value not in values:
-            raise BadRequest(f"`{name}` is not supported with this value by this server.", param=name)
+        # 0 is not false here, and true is not 1.
+        if value is not None and not any(value == one and type(value) is type(one) for one in values):
+            path = join(at, name)
+            raise BadRequest(f"`{path}` is not supported with this value by this server.", param=path)
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -200,7 +207,7 @@ def sampling(body: SamplingFields, logprobs: int) -> Sampling:
     `logprobs`: alternatives to tell beside each token, -1 for none at all; each protocol asks for them in its own way.
     """
     given: dict[str, Any] = {"logprobs": logprobs, "logit_bias": _logit_bias(body.logit_bias)}
-    for name in _NUMBERS:
+    for name in NUMBERS:
         value = getattr(body, name)
         if value is None or (name == "top_k" and value == -1):  # which other servers call off
             continue

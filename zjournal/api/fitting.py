@@ -45,6 +45,11 @@ def check_results(place: chain.Place, request: ask.Ask) -> None:
             f"Unexpected `tool_use_id` in a `tool_result` block: {orphan.call_id}. There is no `tool_use` block of it.",
             param=f"{orphan.path}.tool_use_id",
         )
+    if orphan is not None and request.protocol == "chat":
+        raise errors.BadRequest(
+            f"No message before this one has a tool call with the id {orphan.call_id!r}.",
+            param=f"{orphan.path}.tool_call_id",
+        )
     if orphan is not None:
         raise errors.BadRequest(
             f"No tool call found for function call output with call_id {orphan.call_id}.",

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ from zjournal.api import failure, limits
 from zjournal.api.failure import REQUEST_ID
 from zjournal.api.limits import ALLOWED
 from zjournal.api.metrics import Metrics
+from zjournal.api.sse import DIRECT
 from zjournal.errors import Fault, Forbidden
 
 _AUTHORITY = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?$")
@@ -127,32 +128,55 @@ def _loopback(host: str) -> bool:
 class Edge:
     """The outermost ASGI app: guards, numbers and counts what goes through to `app`."""
 
-    def __init__(self, app: ASGIApp, neighbours: Neighbours, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, neighbours: Neighbours, metrics: Metrics, sockets: ASGIApp) -> None:
+        """`sockets` takes what asks for an upgrade; its answers before that are to be sent as to any request."""
         self._app = app
+        self._sockets = sockets
         self._neighbours = neighbours
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":  # closing before accepting answers the upgrade with 403
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "WebSocket is not served here"})
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
         else:
             await self._http(scope, receive, send)
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, REQUEST_ID: _request_id()}  # type: ignore[assignment, typeddict-item, misc]
+        ids = _ids(scope)
+
+        async def send_on(message: Message) -> None:
+            """What answers a request refuses the upgrade."""
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *ids]
+            if message["type"] in ("http.response.start", "http.response.body"):
+                message = cast(Message, {**message, "type": f"websocket.{message['type']}"})
+            elif message["type"] == "websocket.accept":
+                message["headers"] = [*message.get("headers", ()), *ids, *_allowed(scope)]
+            if message["type"] == "websocket.http.response.start":
+                self._metrics.request(_api(scope["path"]), message["status"])
+            await send(message)
+
+        try:
+            self._neighbours.check(scope["headers"])
+        except Forbidden as fault:
+            await receive()
+            await refusal(fault, scope)(scope, receive, send_on)
+            return
+        await self._sockets(scope, receive, send_on)
+
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{secrets.token_hex(12)}"
+        request_id = _request_id()
         path = scope["path"]
         head = scope.get("method") == "HEAD"
-        changes = {REQUEST_ID: request_id, "method": "GET"} if head else {REQUEST_ID: request_id}
-        scope = {**scope, **changes}  # type: ignore[assignment, typeddict-item, misc]
+        changes = {"method": "GET"} if head else {DIRECT: send}
+        scope = {**scope, REQUEST_ID: request_id, **changes}  # type: ignore[assignment, typeddict-item, misc]
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                told = request_id.encode()
-                ids = ((b"x-request-id", told), (b"request-id", told))
-                message["headers"] = [*message.get("headers", ()), *ids, *_allowed(scope)]
+                message["headers"] = [*message.get("headers", ()), *_ids(scope), *_allowed(scope)]
                 if path not in _PROBES:
                     self._metrics.request(_api(path), message["status"])
             elif head and message["type"] == "http.response.body":
@@ -165,6 +189,15 @@ class Edge:
             await refusal(fault, scope)(scope, receive, send_on)
             return
         await self._app(scope, receive, send_on)
+
+
+def _request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _ids(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
+    told = failure.request_id(scope).encode()
+    return (b"x-request-id", told), (b"request-id", told)
 
 
 def _allowed(scope: Any) -> list[tuple[bytes, bytes]]:

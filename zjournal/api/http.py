@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
-from zjournal.api import credentials
+from zjournal.api import credentials, nesting
 from zjournal.api.limits import ALLOWED
 from zjournal.api.sse import ClientGone, EventStream, until_gone
 from zjournal.ask import Broke, Step, Usage
-from zjournal.errors import Fault, Unauthorized
+from zjournal.errors import BadRequest, Fault, Unauthorized, UnsupportedEncoding
 
 if TYPE_CHECKING:
     from zjournal.api.submit import Desk
@@ -40,14 +40,17 @@ class Answer(Protocol):
 def enter(request: Request) -> tuple[Desk, str]:
     """The desk, and the tenant whose key came with the request. Raises Unauthorized."""
     desk: Desk = request.app.state.desk
-    tenant = _tenant(desk, request.headers)
+    tenant = tenant_of(desk, request.headers)
     scope: Any = request.scope
     scope[ALLOWED] = lambda: desk.allowed(tenant)
     return desk, tenant
 
 
-def _tenant(desk: Desk, headers: Mapping[str, str]) -> str:
-    """Whose key it is. Clients that have two kinds of key may send both, and one of them may be another server's."""
+def tenant_of(desk: Desk, headers: Mapping[str, str]) -> str:
+    """Whose key it is. Raises Unauthorized.
+
+    Clients that have two kinds of key may send both, and one of them may be another server's.
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     sent = (key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
     found = [key for key in sent if key]
@@ -60,12 +63,30 @@ def _tenant(desk: Desk, headers: Mapping[str, str]) -> str:
 
 
 async def body(request: Request) -> bytes:
-    """The whole body without credentials. Raises ClientGone; a body over the limit is refused as it is read."""
+    """The whole body without credentials. Raises ClientGone, and BadRequest for one that no reader should see.
+
+    A body over the limit is refused as it is read.
+    """
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise UnsupportedEncoding(f"Bodies must be sent as they are, without Content-Encoding {coding!r}.")
     try:
         received = await request.body()
     except InternalServerException:  # Litestar's word for a client that left before its body was whole
         raise ClientGone from None
+    nesting.check(received)
+    _check_text(received)
     return credentials.without(received, credentials.own_keys(request.headers))
+
+
+def _check_text(received: bytes) -> None:
+    """Raises BadRequest for a body that is not UTF-8: what of it is kept as it is must be readable ever after."""
+    if received.isascii():
+        return
+    try:
+        received.decode()
+    except UnicodeDecodeError as fault:
+        sentence = f"The request body is not valid JSON: at byte {fault.start} it is not UTF-8."
+        raise BadRequest(sentence) from None
 
 
 def stream(desk: Desk, turn: Turn, encoder: Encoder, kept: bool = False) -> EventStream:

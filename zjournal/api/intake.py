@@ -7,18 +7,16 @@ that reads nothing: its connection, and what was made for it, would stay for eve
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from zjournal.api import failure
-from zjournal.api.sse import CONNECTION, Cut
+from zjournal.api.readers import Watched
+from zjournal.api.sse import CONNECTION
 from zjournal.errors import BadRequest
 
 HEAD_BYTES_MAX = 64 << 10  # proxies usually allow 8 to 32 KiB
-READER_TIMEOUT_S = 60.0
-LOOKS = 16  # how often it is looked, in this time, whether a client that lags has read something
 
 
 def bounded(reader_timeout_s: float) -> type[BoundedProtocol]:
@@ -30,19 +28,14 @@ def bounded(reader_timeout_s: float) -> type[BoundedProtocol]:
     return Bounded
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(Watched, HttpToolsProtocol):
     """One connection. What is no HTTP, or has over HEAD_BYTES_MAX that are no body, is answered with 400 and closed.
 
     A client that lags behind has 64 KiB made for it, and whoever makes more waits. One that takes not a single byte of
     them for `_reader_timeout_s` is cut; `cut` then says so. Its last bytes may be in the system's buffers.
     """
 
-    _reader_timeout_s = READER_TIMEOUT_S
     _unread_bytes = 0  # received since the head was whole, or since the last piece of a body
-    _looking: asyncio.TimerHandle | None = None
-    _waiting_bytes = 0  # made and not taken, when it was looked last
-    _taken_at = 0.0  # when less of them was seen last, on the loop's clock
-    cut: Cut | None = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -55,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._taken_at = self.loop.time()
+        self._took()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -63,30 +56,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        self._watch_no_more()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        """Looks from now on whether the client takes what waits for it, until nothing does."""
-        if self._looking is None:
-            self._waiting_bytes, self._taken_at = self.transport.get_write_buffer_size(), self.loop.time()
-            self._looking = self.loop.call_later(self._reader_timeout_s / LOOKS, self._look)
+    def handle_websocket_upgrade(self) -> None:
+        self._watch_no_more()  # another protocol has the connection from now on
+        super().handle_websocket_upgrade()
 
-    def _look(self) -> None:
-        self._looking = None
-        waiting, now = self.transport.get_write_buffer_size(), self.loop.time()
-        if not waiting:
-            return
-        if waiting < self._waiting_bytes or (not self.flow.write_paused and not self.transport.is_closing()):
-            self._taken_at = now
-        self._waiting_bytes = waiting
-        if now - self._taken_at >= self._reader_timeout_s:
-            self.cut = Cut(waiting, now - self._taken_at)
-            self.transport.abort()
-            return
-        self._looking = self.loop.call_later(self._reader_timeout_s / LOOKS, self._look)
+    def _blocked(self) -> bool:
+        return self.flow.write_paused or self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

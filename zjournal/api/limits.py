@@ -62,9 +62,12 @@ class Allowance:
             if limit
         }
 
-    def enter(self, running: int, now: float) -> None:
-        """A request comes while `running` answers are being made for the name. Raises RateLimited."""
-        if self._streams and running >= self._streams:
+    def enter(self, running: int | None, now: float) -> None:
+        """A request comes while `running` answers are being made for the name; None: it asks for no answer.
+
+        Raises RateLimited.
+        """
+        if self._streams and running is not None and running >= self._streams:
             raise RateLimited(
                 f"This key may have {self._streams} answers at the same time, and has as many. "
                 f"Please try again in {STREAM_RETRY_S}s.",

@@ -7,6 +7,7 @@ counts what their answers cost; nothing here reads the journal's facts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -58,6 +59,7 @@ class Metrics:
             registry=registry,
         )
 
+        self._sockets = Gauge("zj_websockets", "WebSocket connections that are open.", registry=registry)
         self._cut = Counter("zj_readers_cut_total", "Clients cut because they did not read.", registry=registry)
         self._limited = Counter(
             "zj_limited_total", "Requests refused for the limits of their key, by limit.", ("limit",), registry=registry
@@ -125,6 +127,10 @@ class Metrics:
     def request(self, api: str, status: int) -> None:
         """An HTTP request got its status line; refused ones are counted here and nowhere else."""
         self._requests.labels(api, str(status)).inc()
+
+    def socket(self) -> AbstractContextManager[None]:
+        """Counts a WebSocket for as long as it is open."""
+        return self._sockets.track_inprogress()
 
     def reader_cut(self) -> None:
         """A client did not read and was cut."""

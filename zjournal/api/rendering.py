@@ -20,7 +20,7 @@ from zjournal.sessions.fences import Fenced
 from zjournal.sessions.reading import Terms, begun
 from zjournal.sessions.record import pack
 from zjournal.sessions.served import Served
-from zjournal.sessions.vocabulary import Vocabulary
+from zjournal.sessions.vocabulary import Spelling, Vocabulary
 
 COUNTED_CONTEXTS_MAX = 8  # a prompt that is to be counted may have so many times the tokens that fit
 BEGUN_TOKENS_MAX = 64  # of a prompt's end that are looked at for what it has said of the answer
@@ -45,6 +45,7 @@ class Rendering:
         self._chains = chains
         self._replay_all = replay_all
         self._words = Vocabulary(served.vocabulary)
+        self._spelling = Spelling(self._words)
         # One thread renders: tokenizer and chain caches have one user at a time.
         self._renderer = ThreadPoolExecutor(1, "render")
         self._fencer = ThreadPoolExecutor(1, "fence")  # so that who has no tools waits for nobody's schemas
@@ -62,15 +63,16 @@ class Rendering:
         most = COUNTED_CONTEXTS_MAX * limit
         loop = asyncio.get_running_loop()
         _, prompt = await loop.run_in_executor(self._renderer, self._prompt, request, tenant, most)
-        return len(prompt.ids)
+        return len(prompt.tokens)
 
     def forget(self, response: str) -> None:
         """Forgets a turn, behind whatever is being rendered, which may be reading it right now."""
         self._renderer.submit(self._chains.forget, response)
 
     def forget_texts(self) -> None:
-        """Has the tokenizer forget what it has encoded."""
+        """Has the texts forgotten that were encoded and decoded."""
         self._renderer.submit(self._served.tokenizer.forget)
+        self._renderer.submit(self._spelling.forget)
 
     def accepted(self, place: chain.Place, record: bytes) -> None:
         """A request that stands here was accepted; `record` is the digest of its record."""
@@ -80,7 +82,7 @@ class Rendering:
 
     def _placed(self, request: ask.Ask, raw: bytes, tenant: str, limit: int, fenced: Fenced | None) -> Placed:
         place, prompt = self._prompt(request, tenant, limit)
-        record = pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
+        record = pack(raw, prompt.tokens, prompt.spans, self._spelling.of(tenant), place.outputs())
         fences, said = self._served.fences, self._begun(prompt)
         fenced = fences.of(request, said) if fenced is None else fences.begun(fenced, said)
         return Placed(place, prompt, record, Terms.of(request, said), fenced)
@@ -96,7 +98,7 @@ class Rendering:
             told = 0
             if request.protocol == "messages":  # whose clients make a conversation shorter by what is told
                 with suppress(errors.ContextTooLong):
-                    told = len(self._assembled(whole, COUNTED_CONTEXTS_MAX * limit).ids)
+                    told = len(self._assembled(whole, COUNTED_CONTEXTS_MAX * limit).tokens)
             field = fitting.prompt_field(request)
             raise errors.ContextTooLong(fault.message, param=field, prompt=told, limit=limit) from None
 
@@ -109,5 +111,5 @@ class Rendering:
         end = prompt.spans[-1] if prompt.spans else None
         if end is None or end.path:
             return ""
-        ids = prompt.ids[end.start : end.end][-BEGUN_TOKENS_MAX:]
+        ids = prompt.tokens[end.start : end.end][-BEGUN_TOKENS_MAX:]
         return begun(self._served.dialect, self._words.decode(ids).decode("utf-8", "replace"))

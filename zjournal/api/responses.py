@@ -54,7 +54,7 @@ Seal = Callable[["Turn", str], str]  # a summary to the text that a client keeps
 _LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 # What these fields may hold when they ask for nothing; anything else is refused by name.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "prompt": (),
     "context_management": ([],),
@@ -90,6 +90,7 @@ class _Body(fields.SamplingFields, kw_only=True):
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
+SHAPES: Mapping[str, type] = MappingProxyType({"body": _Body, "echo": Echo})  # for openapi
 
 
 def decode(raw: bytes, headers: Mapping[str, str], merged: bool = False) -> Ask:
@@ -99,7 +100,7 @@ def decode(raw: bytes, headers: Mapping[str, str], merged: bool = False) -> Ask:
     """
     body = fields.parse(_body_decoder, raw)
     echo = fields.parse(responses_echo.decoder, raw)  # what is repeated must be sound as well
-    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN | ({} if merged else {"conversation": ()}))
+    fields.require_neutral(body, NEUTRAL | fields.FOREIGN | ({} if merged else {"conversation": ()}))
     found = Input()
     found.read(body.input)
     tooling.refuse_doubled(found.items, "call_id")

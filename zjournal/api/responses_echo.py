@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -88,6 +90,7 @@ class _Last(msgspec.Struct):
 decoder = msgspec.json.Decoder(Echo)
 _last_decoder = msgspec.json.Decoder(_Last)
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SCHEMA_KEYS: Mapping[str, Any] = MappingProxyType({"description": None, "strict": False})
 
 
 def compacts(raw: bytes) -> bool:
@@ -128,7 +131,7 @@ def request_half(turn: Turn, echo: Echo) -> dict[str, Any]:
     text: dict[str, Any] = {"format": {"type": "text"}}
     if echo.text is not None:
         if bytes(echo.text.format) not in (b"", b"null"):
-            text["format"] = echo.text.format
+            text["format"] = _format(echo.text.format)
         if echo.text.verbosity is not None:
             text["verbosity"] = echo.text.verbosity
     half = {
@@ -166,6 +169,14 @@ def request_half(turn: Turn, echo: Echo) -> dict[str, Any]:
             "comparison_response_id": echo.compared_with,
         }
     return half
+
+
+def _format(raw: msgspec.Raw) -> Any:
+    """A form of the text as sent; a schema also has the keys that clients require."""
+    parts = _object_decoder.decode(raw)
+    if bytes(parts.get("type", b"")) != b'"json_schema"':
+        return raw
+    return {**parts, **{key: parts.get(key, absent) for key, absent in _SCHEMA_KEYS.items()}}
 
 
 def _reasoning(given: _Reasoning | None) -> dict[str, Any] | None:

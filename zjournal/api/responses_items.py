@@ -7,7 +7,6 @@ has there. docs/api.md has the table. Types that nobody here knows are left out 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -140,6 +139,23 @@ _tools_decoder = msgspec.json.Decoder(_ToolsItem)
 _update_decoder = msgspec.json.Decoder(_UpdateItem)
 _parts_decoder: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
+# By the `type` of the item; for openapi.
+SHAPES: Mapping[str, type] = MappingProxyType(
+    {
+        "message": _MessageItem,
+        "function_call": _CallItem,
+        "custom_tool_call": _CustomCallItem,
+        "function_call_output": _ResultItem,
+        "custom_tool_call_output": _ResultItem,
+        "reasoning": _ReasoningItem,
+        "compaction": _CompactionItem,
+        "compaction_summary": _CompactionItem,
+        "additional_tools": _ToolsItem,
+        "configuration_update": _UpdateItem,
+    }
+)
+PART = _Part
+
 
 class Update(NamedTuple):
     """The format of the text that an item sets, and where it stands."""
@@ -186,6 +202,7 @@ class Input:
                 text = fields.parse(_update_decoder, raw, at).text
                 if text is not None and text.format:
                     self.update = Update(text.format, f"{at}.text.format")
+                    tooling.text_format(*self.update, nested=False)  # wrong ones are told here, in a conversation too
             case "compaction" | "compaction_summary":
                 blob, path = fields.parse(_compaction_decoder, raw, at).encrypted_content, f"{at}.encrypted_content"
                 self.sealed.append(Sealed(blob, path))
@@ -297,7 +314,7 @@ def _given(parts: Mapping[str, msgspec.Raw], names: Sequence[str]) -> str:
 
 
 def _string(parts: Mapping[str, msgspec.Raw], name: str) -> str:
-    value = fields.any_decoder.decode(parts[name]) if name in parts else None
+    value = fields.exact_decoder.decode(parts[name]) if name in parts else None
     return value if isinstance(value, str) else ""
 
 
@@ -306,20 +323,25 @@ def _arguments(parts: Mapping[str, msgspec.Raw], names: Sequence[str]) -> str:
     name = _given(parts, names)
     if not name:
         return "{}"
-    value = fields.any_decoder.decode(parts[name])
+    value = fields.exact_decoder.decode(parts[name])
     if isinstance(value, dict):
         return bytes(parts[name]).decode()
-    return value if name == "arguments" and isinstance(value, str) else json.dumps({name: value}, ensure_ascii=False)
+    return value if name == "arguments" and isinstance(value, str) else _json({name: value})
 
 
 def _loose_text(raw: msgspec.Raw) -> str:
     """A text wherever one may stand: a string, a list of parts with texts; else the JSON without its pictures."""
-    value = fields.any_decoder.decode(raw) if raw else ""
+    value = fields.exact_decoder.decode(raw) if raw else ""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "".join(part["text"] for part in value)
-    return json.dumps(_without_pictures(value), ensure_ascii=False)
+    return _json(_without_pictures(value))
+
+
+def _json(value: Any) -> str:
+    """On one line, with a space behind commas and colons."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _without_pictures(value: Any) -> Any:

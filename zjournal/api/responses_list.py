@@ -37,7 +37,7 @@ class _Given(msgspec.Struct):
     input: str | list[dict[str, Any]] = ""
 
 
-_decoder = msgspec.json.Decoder(_Given)
+_decoder = msgspec.json.Decoder(_Given, float_hook=lambda digits: msgspec.Raw(digits.encode()))  # as they were sent
 
 
 def items(raw: bytes, item_id: Callable[[int, str], str]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from litestar import Request, delete, get, post
 from litestar.types import ASGIApp
 
 from zjournal import errors
-from zjournal.api import fields, responses, responses_echo, responses_list
+from zjournal.api import fields, responses, responses_echo, responses_list, tooling
 from zjournal.api.guard import Reply
 from zjournal.api.http import body, enter, take_all
 from zjournal.api.responses_items import Input
@@ -50,6 +51,7 @@ _create_decoder = msgspec.json.Decoder(_Create)
 _update_decoder = msgspec.json.Decoder(_Update)
 _add_decoder = msgspec.json.Decoder(_Add)
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+SHAPES: Mapping[str, type] = MappingProxyType({"create": _Create, "update": _Update, "add": _Add})  # for openapi
 
 
 @post(PATH, status_code=200)
@@ -102,6 +104,7 @@ async def items_create(request: Request) -> ASGIApp:
     async with _held(desk, name):
         found = await _read(desk, name, tenant)
         known = {item["id"] for item in await _items(desk, found, tenant, whole=True)}
+        desk.conversations.check_items(len(known) + len(asked.items), "items")
         added = _added(asked.items, known)
         await _change(desk, name, tenant, conversations.ADDED, Payload(items=added))
     whole = responses_list.Page(limit=conversations.ITEMS_MAX, order="asc").of(added)
@@ -159,11 +162,12 @@ async def merged(desk: Desk, raw: bytes, name: str, tenant: str) -> tuple[bytes,
     """The body with the items of a conversation before its own, and the number of those. Raises NotFound."""
     found = await _read(desk, name, tenant)
     parts = fields.parse(_object_decoder, raw)
-    given = fields.any_decoder.decode(parts["input"]) if "input" in parts else []
+    given = fields.exact_decoder.decode(parts["input"]) if "input" in parts else []
     own = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given or []
     if not isinstance(own, list):
         raise errors.BadRequest("Invalid value for `input`: expected `str | array`.", param="input")
     items = [*await _items(desk, found, tenant, whole=True), *own]
+    desk.conversations.check_items(len(items), "conversation")
     return msgspec.json.encode({**parts, "input": items}), len(own)
 
 
@@ -229,7 +233,10 @@ def _added(raws: Sequence[msgspec.Raw], known: set[str]) -> tuple[dict[str, Any]
     """Items that are put in, each with its type, parts and an id. Raises BadRequest."""
     if len(raws) > conversations.ITEMS_MAX:
         raise errors.BadRequest(f"`items` takes at most {conversations.ITEMS_MAX} items at once.", param="items")
-    Input("items").read(list(raws))
+    found = Input("items")
+    found.read(list(raws))
+    for tools, at in found.tools:
+        tooling.tools(tools, nested=False, at=at)
     whole = b'{"input":[%b]}' % b",".join(bytes(raw) for raw in raws)
     added = tuple(responses_list.items(whole, lambda _, prefix: f"{prefix}_{secrets.token_hex(20)}"))
     for index, item in enumerate(added):

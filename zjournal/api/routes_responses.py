@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -147,22 +148,25 @@ ROUTES = [create, retrieve, remove, cancel, input_items, input_tokens, compact]
 # --- what they share ----------------------------------------------------------------------------------
 
 
-async def recorded(desk: Desk, response_id: str, tenant: str) -> Turn:
-    """A stored turn of this protocol; answers of the other ones have no such resource. Raises NotFound."""
+async def recorded(desk: Desk, response_id: str, tenant: str, local: bool = False) -> Turn:
+    """A turn of this protocol, stored or `local`; answers of the other ones have no such resource. Raises NotFound."""
     if not response_id.startswith(RESPONSE_PREFIX):
         raise errors.NotFound(f"Response with id '{response_id}' not found.", param="response_id")
-    return await desk.recorded(response_id, tenant)
+    return await desk.recorded(response_id, tenant, local)
 
 
-async def inheriting(desk: Desk, raw: bytes, tenant: str) -> bytes:
-    """A body with the tools in the input of the response that it continues. What is wrong with it is found later."""
+async def inheriting(desk: Desk, raw: bytes, tenant: str, local: Container[str] = ()) -> bytes:
+    """A body with the tools in the input of the response that it continues. What is wrong with it is found later.
+
+    `local`: responses that can be continued although they are not stored.
+    """
     if b"previous_response_id" not in raw:
         return raw
     previous = fields.parse(_previous_decoder, raw).previous_response_id
     if not isinstance(previous, str):
         return raw
     try:
-        continued = await recorded(desk, previous, tenant)
+        continued = await recorded(desk, previous, tenant, previous in local)
         return responses_echo.inherits(raw, continued.raw)
     except (errors.NotFound, msgspec.MsgspecError):
         return raw
@@ -214,7 +218,7 @@ async def _answer(desk: Desk, turn: Turn, told: dict[str, Any] | None) -> respon
 
 def _compacting(parts: dict[str, msgspec.Raw]) -> bytes:
     """The body of the turn that makes the summary: the client's, with the wish for one at its end, and not stored."""
-    given = fields.any_decoder.decode(parts["input"]) if "input" in parts else None
+    given = fields.exact_decoder.decode(parts["input"]) if "input" in parts else None
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if given is not None and not isinstance(given, list):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zjournal import ask, errors
 from zjournal.api import running_checks, said
@@ -107,8 +107,9 @@ class Runs:
         return len(self._running)
 
     def count(self, tenant: str) -> int:
-        """How many of them are a tenant's."""
-        return sum(running.accepted.tenant == tenant for running in self._running.values())
+        """How many answers are being made for a tenant; the choices of one request are one answer."""
+        own = [running.accepted for running in self._running.values() if running.accepted.tenant == tenant]
+        return len({accepted.first or accepted.response for accepted in own})
 
     def __contains__(self, response: str) -> bool:
         return response in self._running
@@ -133,7 +134,8 @@ class Runs:
         running = Running(accepted, prompt, served.model.reader(terms), secret, check)
         self._running[accepted.response] = running
         self._metrics.running(len(self._running))
-        self.spent(accepted.tenant, prompt)
+        if not accepted.choice:  # the others' prompt is the same one
+            self.spent(accepted.tenant, prompt)
         self.idle.clear()
         if self._life.ready is None or client is None:  # it died while the request was being written down
             self._fail(running, "engine_error", "The engine stopped before the request began.")
@@ -182,6 +184,20 @@ class Runs:
         """Gives up a response; what is not running is ignored."""
         if self._life.client is not None and response in self._running:
             self._life.client.cancel(response)
+
+    def hold(self, response: str) -> None:
+        """An unstored response can be continued until it is released."""
+        self._recorder.hold(response)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The responses that are held now."""
+        return self._recorder.held
+
+    def release(self, responses: Sequence[str]) -> None:
+        """Unstored responses, the oldest first, cannot be continued any more; those that are not held are ignored."""
+        for response in reversed(responses):
+            self._recorder.release(response, response not in self._running)
 
     def forget(self, responses: tuple[str, ...]) -> None:
         """Gives up what the engine keeps of responses whose content was erased."""

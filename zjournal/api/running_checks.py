@@ -23,6 +23,8 @@ Then = Callable[[Running], None]  # hears that something was found, of a respons
 
 def look(running: Running, then: Then) -> None:
     """Has calls that are whole looked at."""
+    if running.looked == len(running.whole):
+        return
     check = running.check
     for ended in running.whole[running.looked :]:
         if check is not None and not ended.fault and check.concerns(running.deltas, ended.index):

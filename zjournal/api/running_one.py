@@ -9,9 +9,9 @@ from zjournal import ask
 from zjournal.journal import events
 from zjournal.journal.written import Written
 from zjournal.link import wire
-from zjournal.sessions import identity
 from zjournal.sessions.fences import Check
 from zjournal.sessions.follow import Reader, Tail
+from zjournal.sessions.items import call_ids
 
 ANSWER = -1  # in place of a call's index: the text of the answer
 
@@ -59,16 +59,20 @@ class Running:
 
     def hear(self, deltas: list[ask.Delta]) -> None:
         """What it says next."""
+        if not deltas:
+            return
         self.deltas += deltas
-        if deltas:
-            self.heard = time.monotonic()
+        self.heard = time.monotonic()
         self.whole += [delta for delta in deltas if isinstance(delta, ask.CallEnded) and not delta.truncated]
 
     @property
     def told(self) -> int:
         """How many of its whole calls can become facts: not those that are still looked at, nor any behind."""
+        if not self.looking:
+            return len(self.whole)
         return next((n for n, one in enumerate(self.whole) if one.index in self.looking), len(self.whole))
 
     def call_id(self, index: int) -> str:
         """The id of one of its calls."""
-        return identity.call_id(self.secret, self.accepted.response, index)
+        accepted = self.accepted
+        return call_ids(self.secret, accepted.response, self.deltas, accepted.nameless)(index)

@@ -29,6 +29,7 @@ class Recorder:
         self._journal = journal
         self._unstored_retention_s = unstored_retention_s
         self._lost = lost
+        self._held: set[str] = set()  # unstored, and still to be continued over the connections that made them
         self._owed: dict[str, Running] = {}  # ended and told so; the journal does not know their end yet
 
     def owed(self, response: str) -> Tail | None:
@@ -67,9 +68,29 @@ class Recorder:
         asyncio.get_running_loop().call_later(OWED_RETRY_S, offer)
 
     def erase_unkept(self, running: Running) -> None:
-        """An unstored response goes at once where none is retained; its end must be durable."""
-        if not running.accepted.stored and self._unstored_retention_s == 0:
-            retention.erase(self._journal, running.accepted.response, retention.CAUSE_UNSTORED)
+        """An unstored response goes at once where none is retained, unless it is held; its end must be durable."""
+        if not running.accepted.stored and running.accepted.response not in self._held:
+            self._erase(running.accepted.response)
+
+    def hold(self, response: str) -> None:
+        """An unstored response is to be kept, though none is retained, until it is released."""
+        self._held.add(response)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The responses that are held now."""
+        return frozenset(self._held)
+
+    def release(self, response: str, ended: bool) -> None:
+        """It is not needed any more; what is not held is ignored."""
+        if response in self._held:
+            self._held.discard(response)
+            if ended:
+                self._erase(response)
+
+    def _erase(self, response: str) -> None:
+        if self._unstored_retention_s == 0:
+            retention.erase(self._journal, response, retention.CAUSE_UNSTORED)
 
     def _refused(self, running: Running, fault: errors.Fault) -> None:
         """Facts of this response could not be written: it must not go on as if they had been."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -28,7 +28,7 @@ from zjournal.api.turns import Turn, Turns, not_found
 from zjournal.journal import events, retention
 from zjournal.journal.log import SERVER_TENANT, Journal
 from zjournal.journal.transaction import ParentErased
-from zjournal.keys import ApiKeys
+from zjournal.keys import KeyFile
 from zjournal.link import wire
 from zjournal.sessions import chain, identity
 from zjournal.sessions.conversations import Conversations
@@ -70,7 +70,7 @@ class Desk:
         journal: Journal,
         runs: Runs,
         metrics: Metrics,
-        keys: ApiKeys | None,
+        keys: KeyFile | None,
         decoders: Decoders,
         queue_max: int = QUEUE_ASKS_MAX,
         guard: tuple[int, ...] = (),
@@ -179,32 +179,40 @@ class Desk:
         loaded, ready = self._check_ready()
         fitting.check_model(request, loaded.served)
         fitting.check_sealed(request, self._journal.secret, tenant)
-        if len(self._runs) + self._submitting >= self._queue_max:
+        if request.choices > self._queue_max:
+            message = f"`n` is {request.choices}, and this server makes {self._queue_max} answers at the same time."
+            raise errors.BadRequest(message, param="n")
+        if len(self._runs) + self._submitting + request.choices > self._queue_max:
             raise errors.Overloaded(f"{self._queue_max} requests are waiting or running; try again later.")
         self._journal.check_room()
         self._admit(tenant)
-        self._submitting += 1
+        self._submitting += request.choices
         self._accepting[tenant] += 1
         try:
             for _ in range(PLACING_TRIES_MAX):
-                response = identity.response_id(request.protocol, secrets.token_bytes(16))
+                response, *others = (
+                    identity.response_id(request.protocol, secrets.token_bytes(16)) for _ in range(request.choices)
+                )
+                submitted = Submitted(request, raw, tenant, encoder, response, tuple(others))
                 try:
-                    return await self._accept(Submitted(request, raw, tenant, encoder, response), loaded, ready)
+                    return await self._accept(submitted, loaded, ready)
                 except ParentErased:
                     continue  # it was deleted after it had been found; now it is not found any more
             raise errors.Unavailable("The conversation is being deleted while it is continued.")
         finally:
-            self._submitting -= 1
+            self._submitting -= request.choices
             self._accepting[tenant] -= 1
 
     async def count(self, request: ask.Ask, tenant: str) -> int:
         """The tokens that the prompt of this request would have, were it submitted now. Nothing is written down.
 
-        Raises a Fault as `submit`, but for a prompt that is too long only where it is out of all proportion.
+        It is a request like any other to the limits of the tenant's keys. Raises a Fault as `submit`, but for a prompt
+        that is too long only where it is out of all proportion.
         """
         loaded, ready = self._check_ready()
         fitting.check_model(request, loaded.served)
         fitting.check_sealed(request, self._journal.secret, tenant)
+        self._admit(tenant, answered=False)
         for _ in range(PLACING_TRIES_MAX):
             try:
                 return await loaded.rendering.counted(request, tenant, fitting.room(ready))
@@ -228,6 +236,15 @@ class Desk:
         """The client did not read and was cut; that becomes a fact."""
         self._runs.reader_cut(turn.tenant, turn.response, cut)
 
+    def hold(self, turn: Turn) -> None:
+        """The connection that made a response may continue it although it is not stored, until it is released."""
+        if not turn.stored:
+            self._runs.hold(turn.response)
+
+    def release(self, responses: Sequence[str]) -> None:
+        """They, the oldest first, cannot be continued any more, unless they are stored."""
+        self._runs.release(responses)
+
     async def delete(self, response: str, tenant: str) -> None:
         """Deletes a stored response: its id is gone at once, its content unless a living turn needs it."""
         if response in self._runs:
@@ -242,9 +259,9 @@ class Desk:
         """The steps of a response from its beginning; waits for those of a running one."""
         return self._turns.follow(turn)
 
-    async def recorded(self, response: str, tenant: str) -> Turn:
-        """A stored response of this tenant. Raises NotFound for any other."""
-        return await self._turns.recorded(response, tenant)
+    async def recorded(self, response: str, tenant: str, local: bool = False) -> Turn:
+        """A response of this tenant, stored or `local`. Raises NotFound for any other."""
+        return await self._turns.recorded(response, tenant, local)
 
     async def ancestry(self, turn: Turn) -> list[Turn]:
         """The turns whose items are in this one's prompt by `previous_response_id`, oldest first, itself the last."""
@@ -273,24 +290,24 @@ class Desk:
         }[status]
         raise errors.Unavailable(reason)
 
-    def _admit(self, tenant: str) -> None:
-        """Raises RateLimited where the limits of this tenant's keys leave no request."""
+    def _admit(self, tenant: str, answered: bool = True) -> None:
+        """Raises RateLimited where the limits of this tenant's keys leave no request, or no answer that it asks for."""
         try:
-            self._tenants.enter(tenant, self._runs.count(tenant) + self._accepting[tenant])
+            self._tenants.enter(tenant, self._runs.count(tenant) + self._accepting[tenant] if answered else None)
         except errors.RateLimited as fault:
             self.metrics.limited(fault.limit)
             raise
 
     async def _accept(self, submitted: Submitted, loaded: _Loaded, ready: wire.Ready) -> Turn:
-        request, tenant, response = submitted.ask, submitted.tenant, submitted.response
+        request, tenant = submitted.ask, submitted.tenant
         placed = await loaded.rendering.placed(request, submitted.raw, tenant, fitting.room(ready))
         _, ready = self._check_ready()  # the engine may have died meanwhile, or be another one
         place, prompt = placed.place, placed.prompt
-        max_tokens = fitting.output_limit(request, len(prompt.ids), ready)
+        max_tokens = fitting.output_limit(request, len(prompt.tokens), ready)
         _warn(submitted, placed)
         session, opened = self._opened.of(place)
-        facts, accepted = loaded.acceptance.facts(submitted, placed, session, max_tokens, ready)
-        loaded.rendering.accepted(place, accepted.record)
+        facts, choices = loaded.acceptance.facts(submitted, placed, session, max_tokens, ready)
+        loaded.rendering.accepted(place, choices[0].record)
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
         written = self._journal.append_soon(facts, after=opened)
@@ -298,13 +315,19 @@ class Desk:
         try:
             await written
         except asyncio.CancelledError:
-            self._journal.append([abandoned(accepted)], after=written)
+            self._journal.append([abandoned(one) for one in choices], after=written)
             raise
+        first, *others = [self._begin(submitted, placed, loaded, one) for one in choices]
+        return msgspec.structs.replace(first, others=tuple(others))
+
+    def _begin(self, submitted: Submitted, placed: Placed, loaded: _Loaded, accepted: events.RequestAccepted) -> Turn:
+        """Starts one choice of a request that is durable."""
+        request, terms = submitted.ask, placed.terms
         generate = loaded.acceptance.generate(request, placed, accepted)
         check = Check.of(request, placed.fenced)
-        tail = self._runs.begin(accepted, len(prompt.ids), placed.terms, generate, check)
-        served = loaded.served
-        return Turn(response, accepted.created, served.id, submitted.raw, request.store, tenant, tail, placed.terms)
+        tail = self._runs.begin(accepted, len(placed.prompt.tokens), terms, generate, check)
+        name, told = accepted.response, loaded.served.id
+        return Turn(name, accepted.created, told, submitted.raw, request.store, accepted.tenant, tail, terms)
 
 
 def _warn(submitted: Submitted, placed: Placed) -> None:

@@ -7,7 +7,8 @@ Responses puts them beside `type`. Whatever a client asks for here is honoured, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -107,6 +108,17 @@ _nested_allowed = msgspec.json.Decoder(_NestedAllowed)
 _schema = msgspec.json.Decoder(_Schema)
 _nested_schema = msgspec.json.Decoder(_NestedSchema)
 
+SHAPES: Mapping[str, type] = MappingProxyType(  # for openapi
+    {
+        "function": _Function,
+        "custom": _Custom,
+        "namespace": _Namespace,
+        "named": _Named,
+        "allowed": _Allowed,
+        "schema": _Schema,
+    }
+)
+
 
 def tools(raws: Sequence[msgspec.Raw], *, nested: bool, at: str = "tools") -> tuple[ask.ToolSpec, ...]:
     """The functions and custom tools in order; other types are skipped, so that a client may offer what we do not run.
@@ -127,6 +139,12 @@ def tools(raws: Sequence[msgspec.Raw], *, nested: bool, at: str = "tools") -> tu
         elif kind == "namespace" and not nested:
             found += _members(parse(_namespace, raw, path), path)
     return tuple(found)
+
+
+def functions(raws: Sequence[msgspec.Raw], at: str) -> tuple[ask.ToolSpec, ...]:
+    """The functions of Chat's older spelling, which has their fields where tools have a type. `at`: the list's path."""
+    paths = [(raw, f"{at}[{index}]") for index, raw in enumerate(raws)]
+    return tuple(_function_tool(parse(_function, raw, path), path) for raw, path in paths)
 
 
 def _members(group: _Namespace, at: str) -> list[ask.ToolSpec]:

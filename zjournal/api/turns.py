@@ -37,6 +37,12 @@ class Turn(msgspec.Struct, frozen=True):
     terms: Terms = Terms()
     maker: Model | None = None  # the model that made it; None: today's
     item_secret: bytes = b""  # of an imported turn
+    others: tuple[Turn, ...] = ()  # the further choices of a request that was just accepted, in order
+
+    @property
+    def choices(self) -> tuple[Turn, ...]:
+        """All choices of the request, itself the first."""
+        return (self, *self.others)
 
 
 def not_found(response: str) -> errors.NotFound:
@@ -78,27 +84,29 @@ class Turns:
         async for step in follow(tail, model.reader(turn.terms)):
             yield step
 
-    async def recorded(self, response: str, tenant: str) -> Turn:
-        """A stored response of this tenant. Raises NotFound for any other."""
-        row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant)
+    async def recorded(self, response: str, tenant: str, local: bool = False) -> Turn:
+        """A response of this tenant, stored or `local`. Raises NotFound for any other."""
+        row, accepted, raw = await asyncio.to_thread(self._visible, response, tenant, local)
         tail = self._runs.tail(response)
         if tail is None:
             return await asyncio.to_thread(self._recorded, row, accepted, raw)
         model = self._served.id if self._served is not None else row.model
         terms = Terms.recorded(accepted, lambda: raw, self._decoders)
-        return Turn(response, row.created, model, raw, True, tenant, tail, terms, None, accepted.item_secret)
+        return Turn(response, row.created, model, raw, row.stored, tenant, tail, terms, None, accepted.item_secret)
 
-    def _visible(self, response: str, tenant: str) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
+    def _visible(
+        self, response: str, tenant: str, local: bool
+    ) -> tuple[projections.Turn, events.RequestAccepted, bytes]:
         """The row, the acceptance and the request body of a turn that this tenant may see. Raises NotFound."""
         row = self._journal.turn(response)
-        if row is None or not chain.visible(row, tenant):
+        if row is None or not chain.visible(row, tenant, local):
             raise not_found(response)
         records = self._records()
         try:
             return row, records.accepted(row), records.body(row)
         except errors.JournalFault:
             now = self._journal.turn(response)
-            if now is None or not chain.visible(now, tenant):  # it was deleted between the two reads
+            if now is None or not chain.visible(now, tenant, local):  # it was deleted between the two reads
                 raise not_found(response) from None
             raise
 

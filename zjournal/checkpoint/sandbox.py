@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor
 
@@ -29,6 +30,7 @@ _RANDOM_GLOBAL, _RANDOM_FILTER = "lipsum", "random"  # would make the same conve
 # Of a format: a width or precision of many digits, or one that is an argument.
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*?(?:\*|\d{5})")
 _WIDE_BRACES = re.compile(r":[^{}]*(?:\{|\d{5})")
+_MISSING = object()
 _METERED, _JOINED = "zj metered", "zj joined"  # no template can write these names
 
 
@@ -92,7 +94,17 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise jinja2.sandbox.SecurityError("the width is over the limit")
         return super().call(__context, __obj, *args, **kwargs)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox has it; what a loop tells of itself is asked for each message, and is always safe."""
+        if type(obj) is jinja2.runtime.LoopContext and not attribute.startswith("_"):
+            found = getattr(obj, attribute, _MISSING)
+            if found is not _MISSING:
+                return found
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str and len(left) + len(right) <= LENGTH_MAX:
+            return left + right  # nearly all there is
         refused = False
         if operator == "+":
             refused = _length(left) + _length(right) > LENGTH_MAX

@@ -28,7 +28,8 @@ from zjournal.errors import ModelFault
 CACHE_TOKENS_MAX = 1 << 19  # encoded pieces that are kept: 12 bytes a token and the text
 CACHE_PIECES_MAX = 2_048  # for short ones cost mostly what holds them
 CONTROL_CHARACTERS_MAX = 128  # of a control token; those of known models have up to 40
-CACHED_CHARACTERS_MIN = 16  # shorter pieces cost less than the book-keeping
+SHORT_CHARACTERS = 16  # what stands between the texts of a conversation is shorter, and the same again and again
+SHORT_PIECES_MAX = 1_024  # of those that are kept beside the others
 
 _KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
 
@@ -70,6 +71,7 @@ class Tokenizer:
         self.longest = max(lengths, default=1) or 1  # bytes of the longest token: n bytes are n / longest or more
         self._cache: OrderedDict[str, Encoded] = OrderedDict()
         self._cached_tokens = 0
+        self._short: dict[str, Encoded] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -135,17 +137,21 @@ class Tokenizer:
         return self._pieces.encode(text, add_special_tokens=False).ids
 
     def encode_with_offsets(self, text: str) -> Encoded:
-        """The ids of `text` and where each one's text lies. Long pieces are remembered, for histories come again."""
+        """The ids of `text` and where each one's text lies. Pieces are remembered, for histories come again."""
+        short = len(text) < SHORT_CHARACTERS
         with self._lock:
-            found = self._cache.get(text)
+            found = (self._short if short else self._cache).get(text)
             if found is not None:
-                self._cache.move_to_end(text)
+                if not short:
+                    self._cache.move_to_end(text)
                 return found
         encoding = self._pieces.encode(text, add_special_tokens=False)
         offsets = encoding.offsets
         starts, ends = array("I", [start for start, _ in offsets]), array("I", [end for _, end in offsets])
         encoded = Encoded(array("I", encoding.ids), starts, ends, self._dropped(text, encoding.ids))
-        if len(text) >= CACHED_CHARACTERS_MIN and len(encoded.ids) <= CACHE_TOKENS_MAX // 2:
+        if short:
+            self._remember_short(text, encoded)
+        elif len(encoded.ids) <= CACHE_TOKENS_MAX // 2:
             self._remember(text, encoded)
         return encoded
 
@@ -155,6 +161,12 @@ class Tokenizer:
         if not any(byte in data for byte in self._lacking):
             return 0
         return len(data) - sum(self._starts[i + 1] - self._starts[i] for i in ids)
+
+    def _remember_short(self, text: str, encoded: Encoded) -> None:
+        with self._lock:
+            if len(self._short) >= SHORT_PIECES_MAX:
+                self._short.clear()  # what comes again comes back soon
+            self._short[text] = encoded
 
     def _remember(self, text: str, encoded: Encoded) -> None:
         with self._lock:  # prompts are assembled in several threads
@@ -170,6 +182,7 @@ class Tokenizer:
         """Drops every text that is remembered, as after one was erased: which of them it was cannot be told."""
         with self._lock:
             self._cache.clear()
+            self._short.clear()
             self._cached_tokens = 0
         clear = getattr(self._pieces.model, "_clear_cache", None)  # the library remembers words of up to 256 characters
         if clear is not None:

@@ -7,10 +7,13 @@ from the environment.
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import os
 import shlex
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Annotated, Any
 
@@ -56,7 +59,7 @@ def codex(
         f"base_url = {json.dumps(base + '/v1')}",
         'wire_api = "responses"',
         f'env_key = "{KEY_VARIABLE}"',
-        "supports_websockets = false",
+        f"supports_websockets = {json.dumps(_upgrades(base))}",
         f"stream_idle_timeout_ms = {STREAM_IDLE_MS}",
     ]
     typer.echo("\n".join(lines))
@@ -119,6 +122,25 @@ def _base(config: Config, url: str | None) -> str:
         return url.rstrip("/").removesuffix("/v1")
     host = config.host if is_loopback(config.host) or config.host not in ("0.0.0.0", "::") else "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+
+
+def _upgrades(base: str) -> bool:
+    """Whether the server speaks Responses over WebSocket, as it answers to who asks for it."""
+    address = urllib.parse.urlsplit(base)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    nonce = base64.b64encode(os.urandom(16)).decode()
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    headers |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": nonce}
+    if key := client_key(os.environ):
+        headers["Authorization"] = f"Bearer {key}"
+    connection = kind(address.netloc, timeout=ANSWER_S)
+    try:
+        connection.request("GET", f"{address.path}/v1/responses", headers=headers)
+        return connection.getresponse().status == http.HTTPStatus.SWITCHING_PROTOCOLS
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _ask(base: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def add(
     streams: Annotated[int, typer.Option(min=0, help=f"Answers at the same time. {NO_LIMIT}")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Draw a key and print it: the file keeps only its digest. A server that runs knows it after its next start."""
+    """Draw a key and print it: the file keeps only its digest. A server that runs knows it a second later."""
     from zjournal import keys
 
     path = _file(config)

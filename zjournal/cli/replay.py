@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from zjournal.sessions.replay import Difference, Replay, Replayed, Said, TurnReplayed
 
 DIVERGED, REPLAY_FAILED = 1, 2
-ENGINE = ("weights", "device", "threads", "context", "rope", "kv_memory", "speculation")  # what an engine starts with
+# What an engine starts with.
+ENGINE = ("weights", "device", "fast", "threads", "context", "rope", "kv_dtype", "kv_memory", "speculation")
 
 
 @options.with_config("data_dir", "cache_dir", "model", *ENGINE, "log_level")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zjournal.journal.projections import Session, Turn
     from zjournal.journal.reader import Reader
     from zjournal.sessions.calls import Called
+    from zjournal.sessions.choices import Choice
 
 PAGE = 500
 NAMED_MAX = 10  # as many ids as an error for an ambiguous beginning lists
@@ -52,6 +53,7 @@ def show_session(
     """Show a session as the tree of its turns, with the tool calls for which no result has come."""
     from zjournal.journal.reader import Reader
     from zjournal.sessions.calls import calls_of
+    from zjournal.sessions.choices import choices_of
     from zjournal.sessions.nearly import near_miss
 
     with Reader.open(config.data_dir) as reader:
@@ -59,8 +61,11 @@ def show_session(
         turns = [(turn, near_miss(reader, turn)) for turn in reader.turns(session.session)]
         source = _replay_of(reader, session)
         calls = calls_of(reader, [turn for turn, _ in turns])
+        choices = choices_of(reader, [turn for turn, _ in turns])
     if as_json:
-        told = [_turn_json(turn, near, calls.get(turn.response, [])) for turn, near in turns]
+        told = [
+            _turn_json(turn, near, calls.get(turn.response, []), choices.get(turn.response)) for turn, near in turns
+        ]
         _print_json({**_session_json(session), "replay_of": source or None, "turns": told})
         return
     from zjournal.cli import view
@@ -71,7 +76,11 @@ def show_session(
     view.tree(
         title,
         [
-            (turn.response, turn.parent or None, _label(turn, near, calls.get(turn.response, [])))
+            (
+                turn.response,
+                turn.parent or None,
+                _label(turn, near, calls.get(turn.response, []), choices.get(turn.response)),
+            )
             for turn, near in turns
         ],
     )
@@ -158,9 +167,17 @@ def _find_turn(reader: Reader, name: str) -> Turn:
 
 
 def _before(reader: Reader, newer: Turn) -> Turn:
-    """What a turn is to be compared with: its parent, else the turn before it in its session."""
+    """What a turn is to be compared with: its parent, else the turn before it in its session.
+
+    Other choices of its own request are no earlier turns.
+    """
+    from zjournal.sessions.choices import choices_of
+
     parent = reader.turn(newer.parent) if newer.parent else None
-    earlier = [turn for turn in reader.turns(newer.session) if turn.accepted_seq < newer.accepted_seq]
+    choice = choices_of(reader, [newer]).get(newer.response)
+    asked = reader.turn(choice.first) if choice is not None else None
+    before = min(newer.accepted_seq, asked.accepted_seq if asked is not None else newer.accepted_seq)
+    earlier = [turn for turn in reader.turns(newer.session) if turn.accepted_seq < before]
     if parent is None and not earlier:
         raise NotFound(f"{newer.response} is the first turn of its session; name what to compare it with")
     return parent or earlier[-1]
@@ -203,7 +220,7 @@ def _replay_of(reader: Reader, session: Session) -> str:
     return linked[0].source if linked and linked[0].session == session.session else ""
 
 
-def _label(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called]) -> str:
+def _label(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called], choice: Choice | None) -> str:
     ttft = "-" if turn.ttft_us is None else f"{turn.ttft_us / 1000:.0f} ms"
     told = (turn.cache_reason, _restored(turn))
     notes = ", ".join(note for note in told if note)
@@ -211,7 +228,8 @@ def _label(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called]) -> 
     numbers = f"prompt {turn.prompt}  cached {cached}  output {turn.output}  TTFT {ttft}"
     if calls:
         numbers += f"  {_called(calls)}"
-    marks = [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
+    marks = [f"choice {choice.index} of {choice.first}"] if choice is not None else []
+    marks += [_end(turn)] + ["unstored"] * (not turn.stored) + ["erased"] * turn.erased
     if near is not None:
         marks.append(f"left the snapshot of {near.nearest} at token {near.position} of {near.tokens}")
     return f"{turn.response}  {numbers}  {', '.join(marks)}"
@@ -249,12 +267,16 @@ def _session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def _turn_json(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called]) -> dict[str, Any]:
+def _turn_json(
+    turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called], choice: Choice | None
+) -> dict[str, Any]:
     from zjournal.cli.diff import near_json
 
     return {
         "response": turn.response,
         "parent": turn.parent or None,
+        "choice": 0 if choice is None else choice.index,
+        "choice_of": None if choice is None else choice.first,
         "protocol": turn.protocol,
         "model": turn.model,
         "created": turn.created,

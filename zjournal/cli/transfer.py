@@ -42,11 +42,13 @@ def export_session(
     """Write a session to a file that another journal can import, or that people can read."""
     from zjournal.journal.output import new_file
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.conversations import holding
 
     if form not in FORMATS:
         raise BadRequest(f"--format: {form!r} is not one of {', '.join(FORMATS)}", param="format")
     with Reader.open(config.data_dir) as reader:
         selection, pieces = _pieces(reader, name, form, turns)
+        conversations = holding(reader, selection.turns)
         if output is None:
             for piece in pieces:
                 sys.stdout.buffer.write(piece)
@@ -60,6 +62,9 @@ def export_session(
             typer.echo(f"{target}: {len(selection.turns)} turns of {selection.session.session}, {size:,} bytes")
     if selection.running:
         typer.echo(f"zj: {selection.running} running turns were left out; export again when they have ended", err=True)
+    if conversations:
+        lists = "a conversation" if conversations == 1 else f"{conversations} conversations"
+        typer.echo(f"zj: {lists} of /v1/conversations with turns of this session: no list is in the file", err=True)
 
 
 def _pieces(reader: Reader, name: str, form: str, numbers: str | None) -> tuple[Selection, Iterator[bytes]]:

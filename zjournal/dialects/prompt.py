@@ -32,6 +32,7 @@ from zjournal.errors import BadRequest, ContextTooLong
 
 OUTPUT_PATH = "response:"  # before the response's id: the path of a spliced output
 WRITTEN_PATH = "response["  # likewise: of an answer that is written anew from its items
+DIGITS_MAX = 9  # of the number in a mark
 _MARKS = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # the private use areas of Unicode
 
 
@@ -46,10 +47,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Prompt(msgspec.Struct, frozen=True):
     """The token ids, and spans that cover them all in order."""
 
-    ids: list[int]
+    tokens: array[int]  # uint32: a hundred thousand ids as objects take milliseconds to make
     spans: tuple[Span, ...]
-    dropped: int = 0  # bytes of the text that have no token in the vocabulary, and so no place in `ids`
+    dropped: int = 0  # bytes of the text that have no token in the vocabulary, and so no place in `tokens`
     rewritten: tuple[str, ...] = ()  # responses that are not replayed, for the dialect keeps their thoughts no longer
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens as a list."""
+        return self.tokens.tolist()
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -169,9 +175,13 @@ class _Draw:
         tools = [self._spelled(tool_value(tool), tool.path) for tool in self._tools]
         return self._template.render(messages, tools or None), self._paths
 
+    def output_mark(self, index: int) -> str:
+        """What stands for the output of this number."""
+        return f"{self._mark}={index}{self._mark}"
+
     def _message(self, turn: Turn, spliced: Iterator[int]) -> dict[str, Any]:
         if turn.output is not None:
-            return {"role": turn.role, "content": f"{self._mark}={next(spliced)}{self._mark}"}
+            return {"role": turn.role, "content": self.output_mark(next(spliced))}
         message: dict[str, Any] = {"role": turn.role, "content": "".join(map(self._piece, turn.content))}
         if turn.thoughts:
             message["reasoning_content"] = "".join(map(self._piece, turn.thoughts))
@@ -215,12 +225,16 @@ class _Draw:
 
     def _marked(self, text: str, path: str) -> str:
         """An empty text stays empty, for a template may ask whether there is any."""
+        if self._mode == "plain":
+            return text
         core = text.strip() if self._mode == "inner" else text
         if not core:
             return text
         opening, closing = self._pair(path)
+        if len(core) == len(text):
+            return f"{opening}{text}{closing}"
         before, _, after = text.partition(core)
-        return before + opening + core + closing + after
+        return f"{before}{opening}{core}{closing}{after}"
 
     def _pair(self, path: str) -> tuple[str, str]:
         if self._mode == "plain":
@@ -259,19 +273,27 @@ def _runs(draw: _Draw, mode: _Mode, plain: str) -> list[_Run] | None:
         text, paths = draw.render(mode)
     except BadRequest:
         return None  # the plain rendering went through, so the marks are to blame
-    return _split(draw, text, paths) if _joined(draw, text) == plain else None
+    runs = _split(draw, text, paths)
+    return runs if runs is not None and _joined(draw, runs) == plain else None
 
 
 def _own_literals(draw: _Draw, tokenizer: Tokenizer) -> int:
     """How many control literals the template writes by itself: client texts lose every character that begins one."""
-    firsts = dict.fromkeys((ord(literal[0]) for literal in tokenizer.control), "x")
-    harmless, _ = draw.render("plain", lambda text: text.translate(firsts))
+    firsts = sorted({literal[0] for literal in tokenizer.control})
+
+    def without(text: str) -> str:
+        for first in firsts:  # a few; `translate` looks up every character of the text
+            text = text.replace(first, "x")
+        return text
+
+    harmless, _ = draw.render("plain", without)
     return len(tokenizer.control_pattern.findall(harmless))
 
 
-def _joined(draw: _Draw, text: str) -> str:
-    """The rendered text without the marks around client texts."""
-    return draw.pattern.sub(lambda found: found.group() if found[1] == "=" else "", text)
+def _joined(draw: _Draw, runs: Sequence[_Run]) -> str:
+    """The rendered text without the marks around client texts: runs as the plain rendering has them."""
+    spliced = iter(range(len(draw.outputs)))
+    return "".join(draw.output_mark(next(spliced)) if run.kind == "output" else run.text for run in runs)
 
 
 def _split(draw: _Draw, text: str, paths: Sequence[str]) -> list[_Run] | None:
@@ -283,14 +305,17 @@ def _split(draw: _Draw, text: str, paths: Sequence[str]) -> list[_Run] | None:
         if found.start() > at:
             runs.append(_stretch(text[at : found.start()], opened))
         at = found.end()
+        number = int(found[2]) if 0 < len(found[2]) <= DIGITS_MAX else -1  # a template may have cut into a mark
         if found[1] == "<":
-            opened.append(paths[int(found[2])])
+            if not 0 <= number < len(paths):
+                return None
+            opened.append(paths[number])
         elif found[1] == ">":
             if not opened:
                 return None
             opened.pop()
         else:
-            if opened or int(found[2]) != spliced:
+            if opened or number != spliced:
                 return None
             output = draw.outputs[spliced]
             runs.append(_Run("output", path=OUTPUT_PATH + output.response, output=output))
@@ -315,7 +340,7 @@ class _Ids:
     def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
-        self.ids: list[int] = []
+        self.ids = array("I")
         self.spans: list[Span] = []
         self.dropped = 0
         self._texts: list[tuple[str, str | None]] = []  # None: the template's
@@ -342,6 +367,9 @@ class _Ids:
             )
         encoded = self._tokenizer.encode_with_offsets(piece)
         self.dropped += encoded.dropped
+        if len(texts) == 1 and encoded.ids and encoded.ends[0] > 0 and encoded.starts[-1] < len(piece):
+            self._add(encoded.ids, texts[0][1] or "")  # as below, where nothing is to be told apart
+            return
         found: list[tuple[int, int, str]] = []
         at = 0
         for text, path in texts:

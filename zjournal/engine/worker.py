@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zjournal.checkpoint.tokenizer import Tokenizer
     from zjournal.engine.cache.residency import Residency
     from zjournal.engine.cache.snapshots import Snapshots
+    from zjournal.engine.cache.staging import Stages
     from zjournal.engine.decoding.steering import Fences
     from zjournal.engine.decoding.vocabulary import Vocabulary
 
@@ -67,6 +68,12 @@ class AnyRunner(Protocol):
 
     layout: str  # of a block's bytes
     block_bytes: int
+
+    @property
+    def stages(self) -> Stages | None: ...  # the way to the blocks for other threads; None: they are memory
+
+    @property
+    def step_tokens(self) -> int: ...  # most tokens of a step, where it wants more than was asked for
 
     def block_memory(self, block: int) -> memoryview: ...
 
@@ -324,14 +331,14 @@ def load(start: wire.Start, progress: Callable[[float], None]) -> tuple[AnyRunne
         runner = scripted = ScriptedRunner.load(start, progress)
         tokenizer = scripted.tokenizer
     else:
-        from zjournal.engine.runner import Runner  # torch: seconds, and nothing that a scripted engine needs
+        from zjournal.engine import devices  # torch: seconds, and nothing that a scripted engine needs
 
-        runner = Runner.load(start, progress)
+        runner = devices.load(start, progress)
         tokenizer = open_checkpoint(start.tokenizer or start.model).tokenizer()
     limits = Limits(
         context=runner.context,
         max_running=start.max_running,
-        prefill_tokens=start.prefill_tokens,
+        prefill_tokens=max(start.prefill_tokens, runner.step_tokens),
         queue_max=start.queue_max,
         drafts_max=start.speculation,
     )
@@ -390,7 +397,14 @@ def snapshots(
 
     def make(residency: Residency, facts: Iterator[int]) -> Snapshots:
         made = Snapshots(
-            settings, residency, runner, facts, clock_us, lambda: time.time_ns() // 1000, learns=not start.scripted
+            settings,
+            residency,
+            runner,
+            facts,
+            clock_us,
+            lambda: time.time_ns() // 1000,
+            learns=not start.scripted,
+            stages=runner.stages,
         )
         try:
             made.shelf.folder.lock()

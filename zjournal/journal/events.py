@@ -274,6 +274,9 @@ class RequestAccepted(Event, frozen=True, kw_only=True, tag="request_accepted.1"
     ignored: tuple[str, ...] = ()  # rules by which a part of the body is not in the prompt, by name
     loosened: int = 0  # keywords of the client's schemas that the fence leaves out: results are checked afterwards
     item_secret: bytes = b""  # of an imported turn: ids of its output items are derived from it, as in its own journal
+    nameless: bool = False  # its calls have no ids: results name the function (`function_call` of Chat)
+    choice: int = 0  # which of the choices of its request it is; each is a response of its own
+    first: str = ""  # of a later choice: the response that is choice 0, whose id the client was told for all of them
 
 
 class PromptRendered(Event, frozen=True, kw_only=True, tag="prompt_rendered.1"):

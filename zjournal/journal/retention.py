@@ -9,7 +9,7 @@ Everything runs on the writer thread, in one transaction with the facts that tel
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
 from zjournal.journal import content, snapshots
@@ -48,19 +48,19 @@ def erase(journal: Journal, response: str, cause: str) -> Future[tuple[str, ...]
     return journal.run(lambda tx: _erase_upwards(tx, response, cause), scrub=True)
 
 
-def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
+def sweep(journal: Journal, now_us: int, unstored_retention_s: int, held: Collection[str] = ()) -> int:
     """Erases what is due: deleted turns, and unstored ones that ended `unstored_retention_s` seconds ago or earlier.
 
     Unstored ones that ended further in the future than that are due as well: the clock was wrong then, and the time of
-    the journal, which never goes back, may stay ahead for years. Returns how many were erased. Waits for the commits:
-    for a thread that may.
+    the journal, which never goes back, may stay ahead for years. Unstored ones that are `held` are not due. Returns how
+    many were erased. Waits for the commits: for a thread that may.
     """
     retention_us = unstored_retention_s * 1_000_000
     due = now_us - retention_us, now_us + retention_us
     total = 0
     while True:
         # The work is looked for by a reader, so that an idle sweep costs the writer nothing.
-        candidates = _due(journal, due)
+        candidates = _due(journal, due, held)
         if not candidates:
             return total
         erased = journal.run(functools.partial(_erase_all, batch=candidates), scrub=True).result()
@@ -69,8 +69,11 @@ def sweep(journal: Journal, now_us: int, unstored_retention_s: int) -> int:
         total += erased
 
 
-def _due(journal: Journal, due_us: tuple[int, int]) -> list[tuple[str, str]]:
-    """Turns to erase, each with the cause: unstored ones that ended before the first time or after the second."""
+def _due(journal: Journal, due_us: tuple[int, int], held: Collection[str]) -> list[tuple[str, str]]:
+    """Turns to erase, each with the cause: unstored ones that ended before the first time or after the second.
+
+    Of the latter, those that are `held` stay.
+    """
     # parent != '' is what the partial index asks for.
     child = (
         "SELECT 1 FROM turn AS child WHERE child.parent != '' AND substr(child.parent, -8) = substr(turn.response, -8)"
@@ -89,8 +92,9 @@ def _due(journal: Journal, due_us: tuple[int, int]) -> list[tuple[str, str]]:
             for row in db.execute(
                 f"SELECT response FROM turn WHERE stored = 0 AND erased = 0 AND finished_us {bound} ? AND {childless}"
                 " LIMIT ?",
-                (time, SWEEP_TURNS_MAX),
+                (time, SWEEP_TURNS_MAX + len(held)),
             )
+            if row[0] not in held
         ]
     return [(name, CAUSE_DELETED) for (name,) in deleted] + [(name, CAUSE_UNSTORED) for (name,) in unstored]
 

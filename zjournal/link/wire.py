@@ -31,10 +31,12 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start", kw_only=Tru
     scripted: bool = False
     tokenizer: str = ""  # path of the model with the tokenizer; "": the model's own. A scripted model needs one
     weights: str = "file"  # file: as stored in the GGUF; fp32: expanded
-    device: str = "cpu"
+    device: str = "cpu"  # auto, cpu or cuda
+    fast: bool = False  # matrix products by the device's library, whose bits depend on the batch
     threads: int = 0  # 0: all cores
     context: int = 0  # 0: the model's own
-    kv_bytes: int = 1 << 30
+    kv_dtype: str = "auto"  # bf16 or fp8, on a card alone; auto: bf16 there, fp32 on the CPU
+    kv_bytes: int = 1 << 30  # 0: as much as the device leaves, on the CPU a fixed number
     max_running: int = 8
     prefill_tokens: int = 512  # most tokens computed in one step
     queue_max: int = 1024  # requests that wait; one more is refused
@@ -555,11 +557,16 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 def unpack_ids(data: bytes) -> Sequence[int]:
     """The inverse of pack_ids; a list of int."""
+    return unpack_array(data).tolist()
+
+
+def unpack_array(data: bytes) -> array.array[int]:
+    """As unpack_ids; an array of uint32, without an object for each number."""
     ids = array.array("I")
     ids.frombytes(data)
     if sys.byteorder == "big":
         ids.byteswap()
-    return ids.tolist()
+    return ids
 
 
 def pack_logprobs(own: float, alternatives: Sequence[tuple[int, float]]) -> bytes:

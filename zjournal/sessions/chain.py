@@ -9,6 +9,7 @@ ids of its calls; arguments that are equal as JSON are equal. Where a client cha
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ from zjournal.journal.reader import Reader
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import identity
-from zjournal.sessions.items import Unit, change, digests, items_of, thoughts_of, units, unrepeated
+from zjournal.sessions.items import Unit, call_ids, change, digests, items_of, thoughts_of, units, unrepeated
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.memory import Memory
 from zjournal.sessions.reading import Answers, Decoders, Model, Models
@@ -215,7 +216,7 @@ class Chains:
         self, request: ask.Ask, previous: str, start: bytes, tenant: str
     ) -> tuple[tuple[ask.Item, ...], tuple[ask.Item, ...], Replayed, Turn]:
         """All items of a request that continues a response by its id, its new ones, and that response's turn."""
-        turns = self._ancestors(previous, tenant)
+        turns = self._ancestors(previous, tenant, request.local)
         first = self._items_of(turns[0])  # they may be resent history, which is replayed as it was then
         parent = self._journal.turn(turns[0].parent) if turns[0].parent else None
         found = units(first)
@@ -227,15 +228,22 @@ class Chains:
         new = unrepeated(earlier, request.items)
         return (*earlier, *new), new, replayed, turns[-1]  # as found: if it goes meanwhile, the commit says so
 
-    def _ancestors(self, response: str, tenant: str) -> list[Turn]:
-        """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant."""
+    def _ancestors(self, response: str, tenant: str, local: bool) -> list[Turn]:
+        """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant.
+
+        `local`: the response itself need not be stored.
+        """
         turns: list[Turn] = []
         wanted = response
+        line = self._journal.line(response, CHAIN_TURNS_MAX)  # a turn's parent is what it continues, if that is there
         while not turns or wanted:  # an empty id is an unknown one too
-            turn = self._journal.turn(wanted)
+            turn = next(line, None)
+            if turn is None or turn.response != wanted:
+                turn = self._journal.turn(wanted)
             # A deleted turn cannot be named any more, but what its living descendants need of it is kept.
             usable = turn is not None and turn.tenant == tenant and not turn.erased
-            if turn is None or not usable or (not turns and not visible(turn, tenant)) or len(turns) >= CHAIN_TURNS_MAX:
+            named = bool(turns) or (turn is not None and visible(turn, tenant, local))
+            if turn is None or not usable or not named or len(turns) >= CHAIN_TURNS_MAX:
                 raise errors.PreviousResponseNotFound(
                     f"Previous response with id '{response}' not found.", param="previous_response_id"
                 )
@@ -285,7 +293,9 @@ class Chains:
         if answer.accepted.max_tokens == 0:  # its prompt was read for this very request: it has said nothing
             return _Known(answer.accepted.previous, ())
         path = f"response[{turn.response}]"
-        seen = items_of(answer.deltas, self._call_ids(turn, answer.accepted.item_secret), path)
+        secret = answer.accepted.item_secret or identity.item_secret(self._secret, turn.response)
+        ids = call_ids(secret, turn.response, answer.deltas, answer.accepted.nameless)
+        seen = items_of(answer.deltas, ids, path)
         thoughts = thoughts_of(answer.deltas)
         if turn.reason == "stop_string" or answer.foreign:
             # After a stop string the tokens spell more than the client saw; an earlier model's mean something else now.
@@ -293,10 +303,6 @@ class Chains:
             return _Known(answer.accepted.previous, (*thought, *seen))
         output = ask.Output(turn.response, seen, wire.pack_ids(answer.tail.ids), thoughts)
         return _Known(answer.accepted.previous, (output,))
-
-    def _call_ids(self, turn: Turn, item_secret: bytes) -> Callable[[int], str]:
-        secret = item_secret or identity.item_secret(self._secret, turn.response)
-        return lambda index: identity.call_id(secret, turn.response, index)
 
     # --- resent histories -------------------------------------------------------------------------------
 
@@ -334,10 +340,12 @@ class Chains:
 
     def _line(self, turn: Turn | None) -> Iterator[Turn]:
         """A turn and its ancestors, as far as they are there."""
-        turns = 0
-        while turn is not None and not turn.erased and turns < CHAIN_TURNS_MAX:
-            yield turn
-            turn, turns = self._journal.turn(turn.parent) if turn.parent else None, turns + 1
+        if turn is None or turn.erased:
+            return
+        yield turn
+        if turn.parent:
+            line = self._journal.line(turn.parent, CHAIN_TURNS_MAX - 1)
+            yield from itertools.takewhile(lambda ancestor: not ancestor.erased, line)
 
     def _maker_of(self, calls: Sequence[ask.Call], tenant: str) -> Turn | None:
         """The turn that made one of these calls, by its id."""
@@ -391,9 +399,9 @@ def _boundaries(found: Sequence[Unit], behind: Sequence[bytes]) -> dict[bytes, i
     return {behind[index]: index for index, unit in enumerate(found) if unit.said}
 
 
-def visible(turn: Turn, tenant: str) -> bool:
-    """Whether the API shows this turn to this tenant: its own, stored, and not deleted."""
-    return turn.tenant == tenant and turn.stored and turn.status != "deleted" and not turn.erased
+def visible(turn: Turn, tenant: str, local: bool = False) -> bool:
+    """Whether the API shows this turn to this tenant: its own, stored or `local`, and not deleted."""
+    return turn.tenant == tenant and (turn.stored or local) and turn.status != "deleted" and not turn.erased
 
 
 def stop_strings(raw: bytes) -> tuple[str, ...]:

@@ -255,6 +255,8 @@ class Exported:
             return "its previous response is not its parent"
         if (name := sampling.wrong(accepted)) is not None:
             return f"its {name} is out of range"
+        if not 0 <= accepted.choice < ask.CHOICES_MAX or bool(accepted.choice) != bool(accepted.first):
+            return f"it is choice {accepted.choice} of {accepted.first!r}"
         if len(line.item_secret) != SHA_BYTES:
             return "it has no secret for its item ids"
         if not {"raw", "items", *(["tools"] if accepted.tools else [])} <= line.contents.keys():

@@ -38,19 +38,26 @@ class Tail:
         self.waited = 0  # of them, those that are durable
         self.admitted = 0  # of them, those before `progress`
         self.end: ask.Ended | ask.Broke | None = None
-        self._changed: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []  # one for each follower: to share one costs three more for each
 
     def wake(self) -> None:
         """Tells the followers that something changed."""
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-        self._changed = None
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():  # else its follower has been cancelled, and does not know yet
+                    waiter.set_result(None)
 
     async def wait(self) -> None:
         """Returns at the next wake()."""
-        if self._changed is None:
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:  # a follower that leaves leaves nothing behind
+                self._waiters.remove(waiter)
+            raise
 
 
 class Reader:
@@ -74,9 +81,11 @@ class Reader:
         self._end_tokens = end_tokens
         self._stops = StopMatcher(tuple(text.encode() for text in stop)) if stop else None
         self._parser = parser
-        self._held: deque[tuple[int, bool]] = deque()  # bytes of each token that the stop matcher holds; if control
+        # Bytes of each token that the stop matcher holds; if control. An empty deque takes 760 bytes, and most answers
+        # need none.
+        self._held: deque[tuple[int, bool]] | None = deque() if stop else None
         self._begun = b""  # of a control token that is not whole yet
-        self._told = _Told()
+        self._told: _Told | None = None
         self._pending = 0  # tokens since the last delta
         self.reasoning = 0  # tokens of thoughts so far, the tags before them included
 
@@ -86,9 +95,10 @@ class Reader:
             return []
         data = self._token_bytes(token)
         if logprobs:
+            self._told = self._told or _Told()
             self._told.add(data, self._named(data, logprobs))
         self._pending += 1
-        if self._stops is None:
+        if self._stops is None or self._held is None:
             return self._counted(self._parser.feed(data, token in self._control))
         self._held.append((len(data), token in self._control))
         return self._counted(self._parse(self._stops.feed(data)))
@@ -108,6 +118,7 @@ class Reader:
     def _parse(self, seen: bytes) -> list[ask.Delta]:
         """Feeds what stands before any stop string, token by token. A control token waits until it is whole."""
         deltas: list[ask.Delta] = []
+        assert self._held is not None
         while seen:
             size, control = self._held.popleft()
             part, seen = seen[:size], seen[size:]
@@ -125,7 +136,7 @@ class Reader:
         if isinstance(deltas[0], ask.ReasoningDelta):
             self.reasoning += self._pending
         self._pending = 0
-        return self._told.join(deltas, sum(size for size, _ in self._held))
+        return deltas if self._told is None else self._told.join(deltas, sum(size for size, _ in self._held or ()))
 
     def _named(self, data: bytes, logprobs: bytes) -> ask.Logprob:
         own, others = wire.unpack_logprobs(logprobs)

@@ -28,6 +28,7 @@ JSON_DEPTH_MAX = 64  # of arguments that are compared as values; what is nested 
 
 _RESPONSE_PREFIXES = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
 _CALL_PREFIX = "call_"
+_NAMED_PREFIX = "function_"
 _quoted = json.encoder.encode_basestring_ascii  # half a surrogate pair, which a model may escape, is no UTF-8
 
 
@@ -64,6 +65,11 @@ def call_id(secret: bytes, response: str, index: int) -> str:
     entropy = _entropy(response)[:CALL_ENTROPY_HEX].ljust(CALL_ENTROPY_HEX, "0")
     proof = hmac.new(secret, f"{index}\0call".encode(), hashlib.sha256).hexdigest()[:CALL_PROOF_HEX]
     return f"{_CALL_PREFIX}{entropy}{proof}"
+
+
+def named_call(name: str) -> str:
+    """What stands for the id of a call that has none: it is known by the name of its function alone."""
+    return _NAMED_PREFIX + name
 
 
 def responses_of_call(call_id: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from zjournal.link import wire
 from zjournal.sessions import follow, identity, transfer
 from zjournal.sessions.chain import stop_strings
 from zjournal.sessions.exported import ENDS, OWN, UNREADABLE, Exported, TurnLines, decode_items, decode_spans
-from zjournal.sessions.items import digests, items_of, units
+from zjournal.sessions.items import call_ids, digests, items_of, units
 from zjournal.sessions.reading import Terms, read, recorded_model
 from zjournal.sessions.record import pack
 from zjournal.sessions.transfer import Engine, Line
@@ -154,7 +154,8 @@ class _Writing:
         self._server = journal.tenant(SERVER_TENANT)
         self._file = file
         self._new = new
-        self._histories = _Histories(journal, file, new).made
+        histories = _Histories(journal, file, new)
+        self._histories, self._named = histories.made, histories.named
         self._records = _Records(journal, tenant, self._server, file)
         self._names: dict[tuple[str, str], bytes] = {}  # tenant and SHA-256 -> name of a content that is stored by now
         self._engines = [engine for engine in file.engines.values() if self._wanted(engine)]
@@ -263,7 +264,9 @@ class _Writing:
             case events.ToolResultSeen():
                 changes["calls"] = self._calls(body)
             case events.ToolCalled():
-                call_id = identity.call_id(self._new[body.response].accepted.item_secret, body.response, body.index)
+                secret, named = self._new[body.response].accepted.item_secret, self._named.get(body.response, ())
+                known = body.index < len(named)
+                call_id = named[body.index] if known else identity.call_id(secret, body.response, body.index)
                 changes["call"] = identity.call_key(self._journal.secret, self._tenant.id, call_id)
             case events.ResponseFinished():
                 changes["history"] = self._histories[body.response][1]
@@ -379,6 +382,7 @@ class _Histories:
         self._start = identity.history_start(journal.secret)
         self._vocabularies: dict[str, Vocabulary | None] = {}
         self.made: dict[str, tuple[bytes, bytes]] = {}
+        self.named: dict[str, tuple[str, ...]] = {}  # of turns whose calls have no ids: what stands for these
         for response, turn in new.items():
             self.made[response] = self._of(turn)
 
@@ -415,7 +419,10 @@ class _Histories:
         except (Fault, *UNREADABLE) as error:
             raise self._file.fault(f"the answer {request.response} cannot be read ({error})") from None
         secret = turn.accepted.item_secret
-        return items_of(deltas, lambda index: identity.call_id(secret, request.response, index))
+        ids = call_ids(secret, request.response, deltas, request.nameless)
+        if request.nameless:
+            self.named[request.response] = tuple(ids(one.index) for one in deltas if isinstance(one, ask.CallStarted))
+        return items_of(deltas, ids)
 
     def _vocabulary(self, namespace: str) -> Vocabulary | None:
         if namespace not in self._vocabularies:

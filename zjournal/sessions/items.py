@@ -52,6 +52,17 @@ def items_of(
     return _formed("".join(texts), calls, path)
 
 
+def call_ids(secret: bytes, response: str, deltas: Sequence[ask.Delta], nameless: bool) -> Callable[[int], str]:
+    """What gives the ids of an answer's calls; `secret` is the response's own. `nameless`: as in its acceptance."""
+    if nameless:
+        return lambda index: identity.named_call(_started(deltas, index).name)
+    return lambda index: identity.call_id(secret, response, index)
+
+
+def _started(deltas: Iterable[ask.Delta], index: int) -> ask.CallStarted:
+    return next(delta for delta in deltas if isinstance(delta, ask.CallStarted) and delta.index == index)
+
+
 def _formed(text: str, calls: Sequence[ask.Call], path: str) -> tuple[ask.Message | ask.Call, ...]:
     message = ask.Message("assistant", (ask.Text(text, path),))
     return (message, *calls) if text or not calls else tuple(calls)
@@ -131,8 +142,11 @@ def unrepeated(earlier: Sequence[ask.Item], items: Sequence[ask.Item]) -> tuple[
     Calls are known by their ids, and so are results that say the same; the thoughts and texts of an assistant that come
     with such calls are left out if they say what was said before.
     """
+    sent = {item.call_id for item in items if isinstance(item, ask.Call)}
+    if not sent:  # nearly always: what was said earlier, turn after turn, need not be looked through for nothing
+        return tuple(items)
     made = {call.call_id for call in _all_calls(earlier)}
-    if not any(isinstance(item, ask.Call) and item.call_id in made for item in items):
+    if sent.isdisjoint(made):
         return tuple(items)
     came = {(item.call_id, item.text) for item in earlier if isinstance(item, ask.Result)}
     whole = [item for out in earlier if isinstance(out, ask.Output) for item in out.items]

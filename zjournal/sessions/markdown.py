@@ -17,7 +17,8 @@ from zjournal.errors import JournalFault
 from zjournal.journal.projections import Turn
 from zjournal.journal.reader import Reader
 from zjournal.sessions import identity
-from zjournal.sessions.items import digests, units
+from zjournal.sessions.choices import choices_of
+from zjournal.sessions.items import call_ids, digests, units
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.reading import Answer, Answers, Decoders, Models
 from zjournal.sessions.records import Records
@@ -43,17 +44,21 @@ def markdown(reader: Reader, selection: Selection, decoders: Decoders) -> Iterat
     answers = Answers(reader, told_by, Models(makers), decoders)
     yield f"# Session {selection.session.session}\n"
     instructions = None
+    whole = {turn.response for turn in selection.turns if not turn.erased}
     for number, turn in enumerate(selection.turns, 1):
-        yield f"\n## {number}. {turn.response}\n\n{_about(turn)}\n"
+        choice = choices_of(reader, [turn]).get(turn.response)
+        told = f" · choice {choice.index} of {choice.first}" if choice is not None else ""
+        again = choice is not None and choice.first in whole  # what was asked stands there
+        yield f"\n## {number}. {turn.response}\n\n{_about(turn)}{told}\n"
         if turn.erased:
             yield "\n*The content of this turn was erased.*\n"
             continue
         raw = told_by.body(turn)
-        told = _instructions(raw)
-        if told != instructions:
-            yield _said("instructions", told or "*none any more*")
-            instructions = told
-        for item in _added(reader, turn, decoders[turn.protocol](raw)):
+        given = _instructions(raw)
+        if given != instructions:
+            yield _said("instructions", given or "*none any more*")
+            instructions = given
+        for item in () if again else _added(reader, turn, decoders[turn.protocol](raw)):
             yield _item(item)
         answer = answers.of(turn)
         if answer is None:
@@ -89,6 +94,7 @@ def _added(reader: Reader, turn: Turn, request: ask.Ask) -> Sequence[ask.Item]:
 def _answer(reader: Reader, turn: Turn, answer: Answer) -> Iterator[str]:
     """Thoughts, texts and calls in the order in which the model said them; an empty answer is told as well."""
     secret = answer.accepted.item_secret or identity.item_secret(reader.secret, turn.response)
+    ids = call_ids(secret, turn.response, answer.deltas, answer.accepted.nameless)
     runs = [(kind, list(deltas)) for kind, deltas in groupby(answer.deltas, _kind)]
     for kind, deltas in runs or [("assistant", [])]:
         text = "".join(getattr(delta, "text", "") for delta in deltas)
@@ -99,7 +105,7 @@ def _answer(reader: Reader, turn: Turn, answer: Answer) -> Iterator[str]:
         ended = next((delta for delta in deltas if isinstance(delta, ask.CallEnded)), None)
         notes = ["unknown"] * (not started.known) + ["cut off"] * (ended is None or ended.truncated)
         notes += [ended.fault] if ended is not None and ended.fault else []
-        title = f"tool call {identity.call_id(secret, turn.response, started.index)}: {started.name}"
+        title = f"tool call {ids(started.index)}: {started.name}"
         yield _said(title + (f" ({', '.join(notes)})" if notes else ""), _fenced(text))
 
 

@@ -22,13 +22,13 @@ class Memory(Generic[V]):
         self._bytes_max = bytes_max
         self._values_max = values_max
         self._bytes = 0
-        self._values: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._values: OrderedDict[str | bytes, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, name: str) -> V | None:
+    def get(self, name: str | bytes) -> V | None:
         """The value of this name, if it is remembered."""
         with self._lock:
             found = self._values.get(name)
@@ -37,7 +37,7 @@ class Memory(Generic[V]):
             self._values.move_to_end(name)
             return found[0]
 
-    def put(self, name: str, value: V, size: int) -> None:
+    def put(self, name: str | bytes, value: V, size: int) -> None:
         """Remembers a value; the ones that were not used for longest go. One that is larger than all is not kept."""
         with self._lock:
             self._forget(name)
@@ -48,11 +48,17 @@ class Memory(Generic[V]):
             while self._bytes > self._bytes_max or len(self._values) > self._values_max:
                 self._forget(next(iter(self._values)))
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str | bytes) -> None:
         """Drops a value, if it is there."""
         with self._lock:
             self._forget(name)
 
-    def _forget(self, name: str) -> None:
+    def clear(self) -> None:
+        """Drops all values."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+    def _forget(self, name: str | bytes) -> None:
         _, size = self._values.pop(name, (None, 0))
         self._bytes -= size

@@ -26,6 +26,9 @@ VERSION = 1
 TEXT_BYTES_MIN = 24  # a shorter string stays in the skeleton
 OUTPUTS_AHEAD_MAX = 4  # that are looked at for one string; a client may have changed those before
 CHECK_BYTES = 8
+BEGINNING_BYTES = 64  # of a text, by which it is looked for,
+BEGINNINGS_MAX = 8  # so many times
+_HOLDERS = (str, dict, list)
 DEPTH_MAX = 64  # of a value in which strings are looked for
 
 TextOf = Callable[[Sequence[int]], bytes]  # token ids to the bytes that they spell
@@ -59,18 +62,22 @@ def pack(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: TextOf
 
     Without `text_of` the body stands in it as it is. `outputs` gives the ids of an earlier output, or nothing.
     """
+    tokens = array("I", ids)  # slices of an array are copied as they are, without an object for each number
     lengths: list[int] = []
     kept = array("I")
+    begin = 0  # of the tokens that are kept and not copied yet
     for span in spans:
         length = span.end - span.start
         given = _given(span, outputs)
-        if given is not None and list(given[:length]) == list(ids[span.start : span.end]):
+        if given is not None and array("I", given[:length]) == tokens[span.start : span.end]:
             lengths.append(-length)
+            kept.extend(tokens[begin : span.start])
+            begin = span.end
         else:
             lengths.append(length)
-            kept.extend(ids[span.start : span.end])
+    kept.extend(tokens[begin:])
     low, high = _planes(kept)
-    references, skeleton = ((), body) if text_of is None else _refer(body, ids, spans, text_of)
+    references, skeleton = ((), body) if text_of is None else _refer(body, tokens, spans, text_of)
     paths = tuple(span.path for span in spans)
     check = hashlib.sha256(body).digest()[:CHECK_BYTES]
     return _encode(_Packed(VERSION, low, high, tuple(lengths), paths, references, skeleton, check))
@@ -145,10 +152,15 @@ def _given(span: Span, outputs: Outputs) -> Sequence[int] | None:
 def _planes(ids: array[int]) -> tuple[bytes, bytes]:
     packed = wire.pack_ids(ids)
     high = packed[2::4]
-    assert not any(packed[3::4]), "a token id has more than 24 bits"
+    assert not _some(packed[3::4]), "a token id has more than 24 bits"
     low = bytearray(2 * len(ids))
     low[0::2], low[1::2] = packed[0::4], packed[1::4]
-    return bytes(low), high if any(high) else b""
+    return bytes(low), high if _some(high) else b""
+
+
+def _some(data: bytes) -> bool:
+    """Whether there is a byte that is not zero; `any` makes an object of each."""
+    return data.count(0) != len(data)
 
 
 def _joined(low: bytes, high: bytes) -> array[int]:
@@ -157,7 +169,7 @@ def _joined(low: bytes, high: bytes) -> array[int]:
         raise ValueError("its tokens are cut")
     packed = bytearray(4 * count)
     packed[0::4], packed[1::4], packed[2::4] = low[0::2], low[1::2], high or bytes(count)
-    return array("I", wire.unpack_ids(bytes(packed)))
+    return wire.unpack_array(bytes(packed))
 
 
 def _spans(lengths: Sequence[int], paths: Sequence[str]) -> Iterator[Span]:
@@ -187,18 +199,20 @@ def _refer(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: Text
     references: list[int] = []
     skeleton: list[bytes] = []
     at = last = 0
+    spelling = False  # whether everything beyond ASCII is escaped
     for path, text in _strings(value, "", DEPTH_MAX):
-        found = said.find(path, text.encode())
+        encoded = text.encode()
+        found = said.find(path, encoded)
         if found is None:
             continue
         index, before, behind = found
-        for ascii_only in (False, True):
-            spelled = _escaped(text.encode(), ascii_only)
-            start = body.find(spelled, at)
+        for ascii_only in (spelling, not spelling):  # a client spells all alike, and a vain search takes long
+            spelled = _escaped(encoded, ascii_only)
+            start = _find(body, spelled, at)
             if start >= 0:
                 references += (start - at, index - last, 2 * before + ascii_only, behind)
                 skeleton.append(body[at:start])
-                at, last = start + len(spelled), index
+                at, last, spelling = start + len(spelled), index, ascii_only
                 break
     skeleton.append(body[at:])
     return tuple(references), b"".join(skeleton)
@@ -235,21 +249,44 @@ class _Said:
         if said is None:
             span = self._spans[index]
             said = self._texts[index] = self._text_of(self._ids[span.start : span.end])
-        before = said.find(text)
+        if len(text) > len(said):
+            return None
+        before = 0 if said.startswith(text) else _find(said, text, 0)
         return None if before < 0 else (index, before, len(said) - before - len(text))
 
 
-def _strings(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+def _find(data: bytes, wanted: bytes, start: int) -> int:
+    """As data.find(wanted, start). That looks a long text through before it searches, and here most stand near by."""
+    if len(wanted) <= BEGINNING_BYTES:
+        return data.find(wanted, start)
+    beginning = wanted[:BEGINNING_BYTES]
+    at = data.find(beginning, start)
+    for _ in range(BEGINNINGS_MAX):
+        if at < 0 or data.startswith(wanted, at):
+            return at
+        at = data.find(beginning, at + 1)
+    return data.find(wanted, at) if at >= 0 else at
+
+
+def _strings(value: Any, path: str, depth: int) -> list[tuple[str, str]]:
     """The longer strings of a value in the order of the document, with their paths."""
+    found: list[tuple[str, str]] = []
+    _add_strings(found, value, path, depth)
+    return found
+
+
+def _add_strings(found: list[tuple[str, str]], value: Any, path: str, depth: int) -> None:
     if isinstance(value, str):
         if len(value) >= TEXT_BYTES_MIN:
-            yield path, value
+            found.append((path, value))
     elif depth and isinstance(value, dict):
         for key, inner in value.items():
-            yield from _strings(inner, f"{path}.{key}" if path else key, depth - 1)
+            if isinstance(inner, _HOLDERS) and (type(inner) is not str or len(inner) >= TEXT_BYTES_MIN):
+                _add_strings(found, inner, f"{path}.{key}" if path else key, depth - 1)
     elif depth and isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _strings(inner, f"{path}[{index}]", depth - 1)
+            if isinstance(inner, _HOLDERS):
+                _add_strings(found, inner, f"{path}[{index}]", depth - 1)
 
 
 def _escaped(text: bytes, ascii_only: bool) -> bytes:

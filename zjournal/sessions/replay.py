@@ -238,6 +238,8 @@ def accepted_again(asked: Asked, place: Place, record: bytes, fence: bytes) -> e
         record=record,
         history=b"",
         item_secret=b"",
+        choice=0,
+        first="",
         fence=fence,
         max_tokens=len(asked.output),
     )

@@ -6,6 +6,7 @@ body, as stop strings do, and go with it.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -41,6 +42,18 @@ def recorded(sampling: ask.Sampling, seed: int) -> dict[str, Any]:
         "seed": seed if sampling.seed is None else sampling.seed,
         **changed,
     }
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one choice of a request with this seed. Choice 0 has it as it is, as if it were alone.
+
+    The others' are 63 bits of SHA-256("choice", seed, choice), in decimal, with a zero byte between them: whoever asks
+    for one choice with this seed gets what that choice was.
+    """
+    if not choice:
+        return seed
+    digest = hashlib.sha256(f"choice\0{seed}\0{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def sent(accepted: RequestAccepted, logit_bias: tuple[tuple[int, float], ...]) -> wire.Sampling:

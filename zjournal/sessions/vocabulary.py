@@ -6,16 +6,21 @@ docs/journal.md has the format. Nothing here knows a tokenizer: it is bytes in, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from zjournal.errors import JournalFault
 from zjournal.link import wire
+from zjournal.sessions.memory import Memory
 
 MAGIC = b"zjvocab\0"
 VERSION = 2
 WITHOUT_CONTROL = 1  # the version that does not say which tokens are control tokens
 TOKENS_MAX = 1 << 20
+SPELLED_BYTES_MAX = 8 << 20  # of runs that are remembered, with their ids,
+SPELLED_MAX = 8_192  # at most so many,
+SPELLED_TOKENS_MIN = 16  # each of so many tokens or more,
+SPELLED_BYTES = 200  # and beside its ids and text about so large
 _HEAD = struct.Struct("<8sII")  # magic, version, number of tokens
 
 
@@ -71,6 +76,34 @@ class Vocabulary:
     def tokens(self) -> Tokens:
         """What a dialect can be built with, to read what was written."""
         return Tokens({self.token(token).decode("utf-8", "replace"): token for token in sorted(self.control)})
+
+
+class Spelling:
+    """What runs of tokens spell; long ones are remembered by tenant, for histories come again. For one thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._texts: Memory[bytes] = Memory(SPELLED_BYTES_MAX, SPELLED_MAX)
+
+    def of(self, tenant: str) -> Callable[[Sequence[int]], bytes]:
+        """What decodes ids as Vocabulary does, for one tenant."""
+        owner = tenant.encode() + b"\0"
+
+        def text_of(ids: Sequence[int]) -> bytes:
+            if len(ids) < SPELLED_TOKENS_MIN:
+                return self._vocabulary.decode(ids)
+            key = owner + wire.pack_ids(ids)
+            text = self._texts.get(key)
+            if text is None:
+                text = self._vocabulary.decode(ids)
+                self._texts.put(key, text, len(key) + len(text) + SPELLED_BYTES)
+            return text
+
+        return text_of
+
+    def forget(self) -> None:
+        """Drops everything, as after an erasure: which of the texts it was cannot be told."""
+        self._texts.clear()
 
 
 class Tokens:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zjournal.api import chat, responses, responses_echo
-from zjournal.ask import Call, Message, Result, Sampling, Text, Thought, ToolSpec
+from zjournal.ask import CHOICES_MAX, Call, Message, Result, Sampling, Text, Thought, ToolSpec
 from zjournal.errors import BadRequest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -42,7 +42,7 @@ def test_chat_items_carry_their_paths():
         Message("system", (Text("Be brief.", "messages[0].content"),)),
         Message("user", (Text("a", "messages[1].content[0].text"), Text("b", "messages[1].content[1].text"))),
         Call("c1", "f", '{"b": 1}', "messages[2].tool_calls[0].function"),
-        Result("c1", (Text("42", "messages[3].content"),)),
+        Result("c1", (Text("42", "messages[3].content"),), "messages[3]"),
         Thought((Text("never mind", "messages[4].reasoning_content"),)),
         Message("assistant", (Text("done", "messages[4].content"),)),
     )
@@ -286,8 +286,8 @@ CHAT_BAD = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    ({"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0]"),
-    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [*USER, {"role": "user", "content": [{"type": "video_url"}]}]}, "messages[1].content[0]"),
+    ({"messages": [{"role": "tools", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (
         {
@@ -322,11 +322,57 @@ CHAT_BAD = [
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ["x", ""]}, "stop[1]"),
     ({"stop": "x" * 257}, "stop"),
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": CHOICES_MAX + 1}, "n"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0].file"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
+        "messages[0].content[0].file.file_data",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "?"}}]}]},
+        "messages[0].content[0].input_audio.data",
+    ),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+    ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
+    (
+        {"messages": [{"role": "user", "content": "x", "function_call": {"name": "f", "arguments": ""}}]},
+        "messages[0].function_call",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "function_call": {"name": "f", "arguments": ""},
+                    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}],
+                }
+            ]
+        },
+        "messages[0].function_call",
+    ),
+    ({"functions": [{"description": "f"}]}, "functions[0].name"),
+    ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "functions"),
+    ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "functions"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "function_call": "none"}, "function_call"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+    ({"prompt_cache_options": {"comparison_response_id": "r"}}, "prompt_cache_options.comparison_response_id"),
+    ({"generate": False}, "generate"),
+    ({"verbosity": "loud"}, "verbosity"),
+    ({"reasoning_effort": 3}, "reasoning_effort"),
+    ({"prediction": {"type": "guess", "content": ""}}, "prediction.type"),
+    ({"user": 7}, "user"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
-    ({"functions": [{"name": "f"}]}, "functions"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"web_search_options": {}}, "web_search_options"),

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from tests.api.desk import CREATED, Turn, item_id
 from tests.unit.api.steps import GOLDEN, RUNS, frames, pretty, steps_of, taken
-from zjournal.api import chat, failure, responses
+from zjournal.api import chat, chat_answer, failure, responses
 from zjournal.ask import (
     Broke,
     CallArguments,
@@ -56,11 +56,11 @@ class Case(msgspec.Struct):
         return Turn(response, CREATED, "smol", raw, stored, "local", terms=Terms.of(asked, ""))
 
     def stream(self) -> bytes:
-        encoder = chat.Encoder(self.turn, item_id) if self.is_chat else responses.Encoder(self.turn, item_id, seal)
+        encoder = chat_answer.Encoder(self.turn, item_id) if self.is_chat else responses.Encoder(self.turn, item_id, seal)
         return b"".join(frames(encoder, self.steps))
 
     def body(self) -> bytes:
-        answer = chat.Answer(self.turn, item_id) if self.is_chat else responses.Answer(self.turn, item_id, seal)
+        answer = chat_answer.Answer(self.turn, item_id) if self.is_chat else responses.Answer(self.turn, item_id, seal)
         taken(answer, self.steps)
         if self.is_chat and answer.fault is not None:
             return failure.body(answer.fault)

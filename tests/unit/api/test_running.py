@@ -77,9 +77,14 @@ class Served:
 
 
 def begin(
-    runs: Runs, journal: Journal, response: str, tools: tuple[ask.ToolSpec, ...] = (), check: Check | None = None
+    runs: Runs,
+    journal: Journal,
+    response: str,
+    tools: tuple[ask.ToolSpec, ...] = (),
+    check: Check | None = None,
+    stored: bool = True,
 ) -> None:
-    facts = accepted(journal, response)
+    facts = accepted(journal, response, stored=stored)
     journal.append(facts).result()
     request = facts[0].event
     assert isinstance(request, RequestAccepted)
@@ -580,3 +585,34 @@ def test_a_warm_up_ends_without_the_token_that_the_engine_had_to_sample(tmp_path
     with open_journal(tmp_path) as journal:
         journal.append([session("s1")]).result()
         asyncio.run(main(journal))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_is_held_is_erased_when_it_is_released_and_not_at_its_end(tmp_path: Path, held: bool) -> None:
+    async def main(journal: Journal) -> None:
+        runs = Runs(journal, metrics := Metrics(), 0, Snapshots(journal, metrics, journal.path.parent, on=False))
+        runs._life.ready = wire.Ready(fingerprint="f", kernels="k", context=1000, kv_tokens=1000)
+        runs._life.client, runs._life.served = Engine(), Served()  # type: ignore[assignment]
+        begin(runs, journal, "r1", stored=False)
+        if held:
+            runs.hold("r1")
+        tail = runs.tail("r1")
+        runs.engine_said(wire.Finished(request="r1", reason="stop", output=0))
+        await until(lambda: tail is not None and tail.end is not None)
+
+        def erased() -> bool:
+            turn = journal.turn("r1")
+            return turn is None or turn.erased
+
+        if held:
+            await asyncio.to_thread(journal.append([session("s2")]).result)  # behind whatever its end has asked for
+            assert not erased() and runs.held == {"r1"}
+            runs.release(["r1"])
+        await until(erased)
+        assert runs.held == frozenset()
+        runs.release(["r1", "never"])
+
+    with open_journal(tmp_path) as journal:
+        journal.append([session("s1")]).result()
+        asyncio.run(main(journal))
+    assert verify(tmp_path).fault is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests import smollm2
@@ -93,6 +95,18 @@ def test_what_the_sandbox_lets_through():
         "{% for m in messages if m.role == 'user' %}{{ loop.last }}{% else %}none{% endfor %}{{ nothing ~ 1 }}"
     )
     assert Template(source).render([USER]) == "user11002.0   a1000000000  ab  3072True1"
+
+
+@pytest.mark.parametrize("name", ["__class__", "_iterator", "__init__.__globals__", "_undefined"])
+def test_what_a_loop_hides_stays_hidden(name):
+    source = "{% for m in messages %}[{{ loop." + name + " }}]{% endfor %}"
+    with contextlib.suppress(BadRequest):  # an attribute of what is hidden
+        assert Template(source).render([USER]) == "[]"
+
+
+def test_what_a_loop_tells_of_itself():
+    told = "{{ loop.first }}{{ loop.index0 }}{{ loop.nothing }}{{ loop.previtem is defined }}{{ loop.cycle('a', 'b') }}"
+    assert Template("{% for m in messages %}" + told + "{% endfor %}").render([USER, USER]) == "True0FalseaFalse1Trueb"
 
 
 def test_what_is_marked_as_generated_is_rendered_as_it_is():

@@ -126,6 +126,19 @@ def test_remembered_pieces_are_bounded(monkeypatch):
     assert len(tokenizer._cache) == 3
 
 
+def test_short_pieces_are_remembered_apart_and_bounded(monkeypatch):
+    tokenizer = Tokenizer.from_header(smollm2.header())
+    monkeypatch.setattr(module, "SHORT_PIECES_MAX", 8)
+    pieces = [f"w {n}\n" for n in range(30)]
+    first = [tokenizer.encode(piece) for piece in pieces]
+    assert [tokenizer.encode(piece) for piece in pieces] == first
+    assert first == [tokenizer.encode_unkept(piece) for piece in pieces]
+    assert 0 < len(tokenizer._short) <= 8
+    assert not tokenizer._cache
+    tokenizer.forget()
+    assert not tokenizer._short
+
+
 TOKENS = ["<s>", "<e>", "a", "b", "ab", "Ġ", "1", "11", "Ċ"]
 KINDS = [3, 3, 1, 1, 1, 1, 1, 1, 1]
 MERGES = ["a b", "1 1"]

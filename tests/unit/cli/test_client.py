@@ -25,9 +25,14 @@ class Listing(http.server.BaseHTTPRequestHandler):
 
     body = models.listing([CARD], {})
     keys: ClassVar[list[str | None]] = []
+    upgrades: ClassVar[int] = 426
 
     def do_GET(self) -> None:
         self.keys.append(self.headers["authorization"])
+        if self.path == "/v1/responses" and self.headers["upgrade"] == "websocket":
+            self.send_response(self.upgrades)
+            self.end_headers()
+            return
         known = self.path == "/v1/models" and self.headers["authorization"] != "Bearer wrong"
         self.send_response(200 if known else 401)
         self.end_headers()
@@ -69,6 +74,15 @@ def test_codex(zj: Zj, url: str, tmp_path: Path) -> None:
     assert (entry["slug"], entry["context_window"]) == (CARD.id, 8192)
 
 
+def test_codex_is_told_of_websocket_where_the_server_speaks_it(
+    zj: Zj, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for status, speaks in ((101, True), (426, False), (404, False)):
+        monkeypatch.setattr(Listing, "upgrades", status)
+        told = tomllib.loads(zj("client", "codex", "--url", url).out)
+        assert told["model_providers"]["zjournal"]["supports_websockets"] is speaks
+
+
 def test_claude(zj: Zj, url: str) -> None:
     told = exports(zj("client", "claude", "--url", url).out)
     assert told["ANTHROPIC_BASE_URL"] == url
@@ -89,7 +103,7 @@ def test_the_key_is_sent_and_not_printed(zj: Zj, url: str, monkeypatch: pytest.M
     for client in ("codex", "claude", "opencode", "openwebui"):
         done = zj("client", client, "--url", url)
         assert done.code == 0 and "secret" not in done.out + done.err
-    assert Listing.keys == ["Bearer zj-secret-of-mine"] * 4
+    assert Listing.keys == ["Bearer zj-secret-of-mine"] * 5, "one of them also asks for an upgrade"
     monkeypatch.setenv("ZJ_API_KEY", "wrong")
     done = zj("client", "codex", "--url", url)
     assert done.code == 69 and "wants a key" in done.err

@@ -18,6 +18,7 @@ from tests.unit.journal.facts import (
     session,
     whole_turn,
 )
+from zjournal.journal import reader
 from zjournal.journal.events import Fact, Recorded, ResponseDeleted
 from zjournal.journal.log import Journal
 from zjournal.journal.projections import Turn, effects
@@ -166,3 +167,17 @@ def test_rebuild_gives_the_same_rows(journal: Journal) -> None:
     assert journal.turns("s1") != before[0]
     assert journal.rebuild() == journal.head
     assert (journal.turns("s1"), journal.sessions()) == before
+
+
+def test_a_line_of_turns_is_what_parent_after_parent_gives(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TURNS_PAGE", 3)
+    before = ""
+    for number in range(8):
+        journal.append(accepted(journal, f"r{number}", parent=before)).result()
+        before = f"r{number}"
+    names = [f"r{number}" for number in reversed(range(8))]
+    assert list(journal.line("r7", 100)) == [journal.turn(name) for name in names]
+    for limit in (1, 3, 4, 8):
+        assert [turn.response for turn in journal.line("r7", limit)] == names[:limit]
+    assert [turn.response for turn in journal.line("r2", 100)] == ["r2", "r1", "r0"]
+    assert list(journal.line("", 9)) == list(journal.line("unknown", 9)) == []

@@ -147,6 +147,16 @@ def test_unstored_turns_go_when_they_are_due(journal: Journal) -> None:
     assert retention.sweep(journal, turn.finished_us + 7_000_000, 7) == 0
 
 
+def test_what_is_held_stays_and_keeps_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "SWEEP_TURNS_MAX", 1)
+    names = [f"u{number}" for number in range(5)]
+    for name in names:
+        journal.append(whole_turn(journal, name, stored=False)).result()
+    assert retention.sweep(journal, 1 << 60, 0, frozenset(names[:3])) == 2
+    assert _erased(journal) == names[3:]
+    assert retention.sweep(journal, 1 << 60, 0) == 3
+
+
 def test_unstored_turns_of_a_clock_that_was_ahead_go_as_well(journal: Journal) -> None:
     journal.append([*whole_turn(journal, "u1", stored=False), *whole_turn(journal, "r1")]).result()
     turn = journal.turn("u1")

@@ -373,3 +373,33 @@ def test_others_have_their_turn_while_a_long_answer_is_told_again(tokenizer: Tok
         assert all(after - before <= follow.PAUSE_TOKENS + 1 for before, after in itertools.pairwise(seen))
 
     asyncio.run(run())
+
+
+def test_all_who_wait_are_woken_and_who_leaves_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        tail = follow.Tail()
+        waiting = [asyncio.ensure_future(tail.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.wait([waiting[1]])
+        assert len(tail._waiters) == 2
+        tail.wake()
+        await asyncio.wait_for(asyncio.gather(waiting[0], waiting[2]), 30)
+        assert waiting[1].cancelled()
+        assert not tail._waiters
+
+    asyncio.run(run())
+
+
+def test_one_who_is_cancelled_as_it_is_woken_is_cancelled() -> None:
+    async def run() -> None:
+        tail = follow.Tail()
+        waiting = asyncio.ensure_future(tail.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        tail.wake()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        tail.wake()
+
+    asyncio.run(run())

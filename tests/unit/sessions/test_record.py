@@ -181,3 +181,23 @@ def test_an_answer_that_was_written_anew_stands_once() -> None:
     data = pack(body, prompt.ids, prompt.spans, spelled, nothing)
     assert back(data) == (body, prompt.ids, tuple(prompt.spans))
     assert data.count(LONG.encode()) == 0 and bytes(prompt.ids).count(LONG.encode()) == 1
+
+
+@given(st.text("ab", max_size=300), st.text("ab", max_size=100), st.integers(0, 300))
+def test_a_text_is_found_where_it_stands_first(data: str, wanted: str, start: int) -> None:
+    found = record._find(data.encode(), wanted.encode(), start)
+    assert found == data.encode().find(wanted.encode(), start)
+
+
+def test_a_text_that_begins_in_many_places_is_found() -> None:
+    data = b"a" * 40 + (b"a" * 40 + b"b") * 50 + b"a" * 33 + b"c"
+    assert record._find(data, b"a" * 33 + b"c", 0) == len(data) - 34
+    assert record._find(data, b"a" * 33 + b"d", 0) == -1
+
+
+def test_strings_are_found_in_the_order_of_the_document() -> None:
+    value = {"a": LONG, "b": [1, None, "short", LONG + "1", {"c": LONG + "2", "d": {}}], "e": {"f": [[LONG + "3"]]}}
+    paths = ["a", "b[3]", "b[4].c", "e.f[0][0]"]
+    assert record._strings(value, "", 64) == list(zip(paths, [LONG, LONG + "1", LONG + "2", LONG + "3"], strict=True))
+    assert record._strings(value, "", 2) == [("a", LONG), ("b[3]", LONG + "1")]
+    assert record._strings(LONG, "", 0) == [("", LONG)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +208,9 @@ def _of(kind: str, line: dict[str, Any]) -> bool:
         ("logprobs is out of range", "request_accepted", {"logprobs": 21}),
         ("min_p is out of range", "request_accepted", {"min_p": 2.0}),
         ("another number of biased tokens", "request_accepted", {"logit_bias": 1}),
+        ("it is choice 1 of", "request_accepted", {"choice": 1}),
+        ("it is choice 0 of", "request_accepted", {"first": "resp_2"}),
+        ("it is choice 16 of", "request_accepted", {"choice": 16, "first": "resp_2"}),
     ],
 )
 def test_a_file_that_lies_about_them(talk: Talk, tmp_path: Path, said: str, kind: str, change: dict[str, Any]) -> None:
@@ -233,3 +237,15 @@ def test_an_alternative_that_is_no_token_is_refused(tmp_path: Path) -> None:
         talk.journal.append(facts).result()
         said = refused(other, tmp_path / "f", sealed(lines_of(talk.journal)[:-1]))
     assert "holds token 999" in said
+
+
+def test_the_seed_of_a_choice_is_what_the_page_says() -> None:
+    """docs/api.md gives it away, so it cannot change: whoever kept a seed can ask for that choice alone."""
+    for seed in (0, 7, -1, 2**63 - 1, -(2**63)):
+        assert sampling.choice_seed(seed, 0) == seed
+        drawn = [sampling.choice_seed(seed, choice) for choice in range(1, 16)]
+        assert len({seed, *drawn}) == 16
+        for choice, found in enumerate(drawn, 1):
+            digest = hashlib.sha256(b"choice\0" + str(seed).encode() + b"\0" + str(choice).encode()).digest()
+            assert found == int.from_bytes(digest[:8], "big") // 2 < 2**63
+    assert sampling.choice_seed(7, 1) == 3_250_794_366_860_797_438

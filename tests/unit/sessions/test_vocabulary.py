@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zjournal.errors import JournalFault
-from zjournal.sessions.vocabulary import TOKENS_MAX, Vocabulary, pack
+from zjournal.sessions import vocabulary as module
+from zjournal.sessions.vocabulary import TOKENS_MAX, Spelling, Vocabulary, pack
 
 PAGE = (Path(__file__).parents[3] / "docs" / "journal.md").read_text()
 
@@ -66,3 +68,51 @@ def test_what_is_damaged_is_refused(data: bytes, said: str) -> None:
 def test_a_token_beyond_it_is_a_fault() -> None:
     with pytest.raises(JournalFault, match="token 2, the vocabulary has 2"):
         Vocabulary(pack([b"a", b"b"])).decode([0, 2])
+
+
+BYTES = pack([bytes([value]) for value in range(256)])
+
+
+class Counting(Vocabulary):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        self.asked += 1
+        return super().decode(ids)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([1, 15, 16, 200]), st.integers(0, 3))))
+def test_what_is_remembered_spells_what_the_vocabulary_does(runs: list[tuple[str, int, int]]) -> None:
+    vocabulary = Vocabulary(BYTES)
+    spelling = Spelling(vocabulary)
+    for tenant, count, token in runs:
+        assert spelling.of(tenant)([token] * count) == vocabulary.decode([token] * count)
+
+
+def test_long_runs_are_spelled_once_for_each_tenant_until_they_are_forgotten() -> None:
+    vocabulary = Counting(BYTES)
+    spelling = Spelling(vocabulary)
+    long = [7] * module.SPELLED_TOKENS_MIN
+    for tenant, asked in (("a", 1), ("a", 1), ("b", 2), ("a", 2)):
+        assert spelling.of(tenant)(long) == bytes(long)
+        assert vocabulary.asked == asked
+    spelling.of("a")(long[1:])
+    spelling.of("a")(long[1:])
+    assert vocabulary.asked == 4
+    spelling.forget()
+    spelling.of("a")(long)
+    assert vocabulary.asked == 5
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPELLED_BYTES_MAX", 2_000)
+    vocabulary = Counting(BYTES)
+    text_of = Spelling(vocabulary).of("a")
+    for token in range(10):
+        text_of([token] * 200)  # 1,000 bytes with their ids
+    text_of([9] * 200)
+    assert vocabulary.asked == 10
+    text_of([0] * 200)
+    assert vocabulary.asked == 11

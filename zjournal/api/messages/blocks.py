@@ -7,7 +7,8 @@ and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -101,6 +102,24 @@ _change = msgspec.json.Decoder(_Change)
 _compaction = msgspec.json.Decoder(_Compaction)
 _blocks = msgspec.json.Decoder(list[msgspec.Raw])
 _string = msgspec.json.Decoder(str)
+
+# By the `type` of the block; for openapi.
+SHAPES: Mapping[str, type] = MappingProxyType(
+    {
+        "text": _Text,
+        "image": _Blob,
+        "document": _Blob,
+        "search_result": _SearchResult,
+        "tool_reference": _Reference,
+        "tool_addition": _Change,
+        "tool_removal": _Change,
+        "compaction": _Compaction,
+        "thinking": _Thinking,
+        "tool_use": _ToolUse,
+        "tool_result": _ToolResult,
+    }
+)
+MESSAGE, SOURCE = _Message, _Source
 
 Block = tuple[str, msgspec.Raw, str]  # its type, its JSON, its path
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -29,7 +30,7 @@ _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")  # in a user id that is
 
 # What these fields may hold when they ask for nothing; anything else is refused by name. A client that sends one
 # counts on it.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"compaction": (), "stop": (), "top_logprobs": (0,)}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"compaction": (), "stop": (), "top_logprobs": (0,)}
 
 
 class _Thinking(msgspec.Struct):
@@ -100,6 +101,7 @@ class _Wanted(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
+SHAPES: Mapping[str, type] = MappingProxyType({"body": _Body, "wanted": _Wanted})  # for openapi
 _user_id = msgspec.json.Decoder(_UserId)
 _held = msgspec.json.Decoder(_Held)
 _repeated = msgspec.json.Decoder(_Repeated)
@@ -112,7 +114,7 @@ def decode(raw: bytes, headers: Mapping[str, str], *, attribution: bool = False,
     `attribution`: the line of that name stays in the prompt. `counted`: no answer is asked for, only a number.
     """
     body = parse(_body, raw)
-    fields.require_neutral(body, _NEUTRAL | fields.FOREIGN)
+    fields.require_neutral(body, NEUTRAL | fields.FOREIGN)
     if not body.messages:
         raise BadRequest("At least one message is required.", param="messages")
     reader = blocks.Reader()

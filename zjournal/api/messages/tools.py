@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +41,8 @@ class _Format(msgspec.Struct):
 _tool = msgspec.json.Decoder(_Tool)
 _choice = msgspec.json.Decoder(_Choice)
 _format = msgspec.json.Decoder(_Format)
+
+SHAPES: Mapping[str, type] = MappingProxyType({"tool": _Tool, "choice": _Choice, "format": _Format})  # for openapi
 
 
 def tools(raws: Sequence[msgspec.Raw], skipped: list[str]) -> tuple[ask.ToolSpec, ...]:

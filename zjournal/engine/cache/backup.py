@@ -30,6 +30,7 @@ from zjournal.engine.cache.shelf import (
     is_full,
     is_of_place,
 )
+from zjournal.engine.cache.staging import Out, Stages
 from zjournal.errors import SnapshotFault
 from zjournal.link import wire
 from zjournal.snapshots import chunk as chunks
@@ -144,7 +145,7 @@ class Backups:
         self,
         shelf: Shelf,
         residency: Residency,
-        memory: Callable[[int], memoryview],
+        stages: Stages,
         clear_behind: Callable[[memoryview, int], None],
         layout: bytes,
         block_bytes: int,
@@ -152,7 +153,7 @@ class Backups:
     ) -> None:
         self._shelf = shelf
         self._residency = residency
-        self._memory = memory
+        self._stages = stages
         self._clear_behind = clear_behind
         self._layout = layout
         self._block_bytes = block_bytes
@@ -305,26 +306,30 @@ class Backups:
             return oldest is state
         if room is Room.LATER or not self._residency.lend_kept(blocks):
             return False
-        self._submit(state, piece, blocks, size)
+        out = self._stages.out(blocks)
+        if out is None:
+            self._residency.give_back(blocks, written=True)
+            return False
+        self._submit(state, piece, blocks, out, size)
         return True
 
-    def _submit(self, state: State, piece: Piece, blocks: Sequence[int], size: int) -> None:
+    def _submit(self, state: State, piece: Piece, blocks: Sequence[int], out: Out, size: int) -> None:
         shelf = self._shelf
         made = format.Chunk(
             state.space, self._layout, piece.parent, format.PLAIN, piece.start, piece.tokens, self._block_bytes
         )
-        memory = [self._memory(block) for block in blocks]
         keep = shelf.host.limit > 0
         codec, clock = self._codec, self._clock
 
         def work() -> _Written:
             begun_us = clock()
-            stored = self._cleared(memory, piece.count)
+            stored = self._cleared(out.views(), piece.count)
             header = chunks.write(shelf.folder, made, stored, Packer(codec))
             held = Held.copy(made, stored) if keep else None
             return _Written(codec, header.file_bytes, clock() - begun_us, shelf.measure(), held)
 
         def then(result: _Written | SnapshotFault) -> None:
+            out.close()
             self._residency.give_back(blocks, written=True)
             self._in_flight -= size
             state.writing -= 1

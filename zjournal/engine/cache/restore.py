@@ -17,6 +17,7 @@ from zjournal.engine.cache.host import Held
 from zjournal.engine.cache.prefix import COLD, EXTENDED, FORKED, WHOLE
 from zjournal.engine.cache.residency import Residency, Ticket
 from zjournal.engine.cache.shelf import Shelf
+from zjournal.engine.cache.staging import Into, Stages
 from zjournal.errors import SnapshotFault
 from zjournal.link import wire
 from zjournal.snapshots import format
@@ -193,7 +194,7 @@ class Restore:
 
 
 def loader(
-    restore: Restore, part: Part, folder: Folder, layout: bytes, into: Sequence[memoryview], keep: bool
+    restore: Restore, part: Part, folder: Folder, layout: bytes, into: Into, keep: bool
 ) -> Callable[[], bool | Held]:
     """The work of a reading thread for one part: True when all its blocks are read and proved, False if given up.
 
@@ -208,13 +209,17 @@ def loader(
         if restore.abandoned or restore.broken:
             return False
         if held is not None:
-            held.read(parent, start, part.tokens, into, part.first)
+            with into.open() as views:
+                held.read(parent, start, part.tokens, views, part.first)
+                into.store()
             return True
         with ChunkFile(folder, restore.space, chunk.hash) as file:
             file.prove(layout, parent, start, part.tokens)
-            file.read(into, first=part.first)
-            if keep and len(into) == len(file.header.sections) and part.upto == chunk.end:
-                return Held.copy(file.header.chunk, into)
+            with into.open() as views:
+                file.read(views, first=part.first)
+                into.store()
+                if keep and len(views) == len(file.header.sections) and part.upto == chunk.end:
+                    return Held.copy(file.header.chunk, views)
         return True
 
     return load
@@ -227,14 +232,14 @@ class Restorer:
         self,
         shelf: Shelf,
         residency: Residency,
-        memory: Callable[[int], memoryview],
+        stages: Stages,
         layout: bytes,
         clock: Callable[[], int],
     ) -> None:
-        """`memory` is that of a block. `clock` gives microseconds."""
+        """`clock` gives microseconds."""
         self._shelf = shelf
         self._residency = residency
-        self._memory = memory
+        self._stages = stages
         self._layout = layout
         self._clock = clock
 
@@ -258,7 +263,7 @@ class Restorer:
         self._residency.lend_own(blocks)
         for part in restore.parts:
             self._shelf.reading[part.chunk.hash] += 1
-            into = [self._memory(block) for block in part.blocks]
+            into = self._stages.into(part.blocks)
             work = loader(restore, part, self._shelf.folder, self._layout, into, self._shelf.host.limit > 0)
             self._shelf.disk.read(work, self._part_end(restore, part))
 

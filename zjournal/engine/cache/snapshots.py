@@ -18,6 +18,7 @@ from zjournal.engine.cache.prefix import EXTENDED, FORKED, WHOLE
 from zjournal.engine.cache.residency import Residency, Ticket
 from zjournal.engine.cache.restore import Restore, Restorer
 from zjournal.engine.cache.shelf import Settings, Shelf
+from zjournal.engine.cache.staging import Direct, Stages
 from zjournal.link import wire
 from zjournal.snapshots import format
 from zjournal.snapshots.format import CHUNK_TOKENS_BYTES
@@ -38,7 +39,7 @@ class Memory(Protocol):
     block_bytes: int
 
     def block_memory(self, block: int) -> memoryview:
-        """The bytes of a block, writable."""
+        """The bytes of a block, writable; on a device, where there are stages, a copy."""
         ...
 
     def clear_behind(self, memory: memoryview, tokens: int) -> None:
@@ -60,10 +61,12 @@ class Snapshots:
         *,
         learns: bool = True,
         disk: Disk | None = None,
+        stages: Stages | None = None,
     ) -> None:
         """`clock` and `wall` give microseconds, the one from any start, the other since 1970.
 
-        `learns`: whether times say anything (see Gate). Raises SnapshotFault if there can be no such folder.
+        `learns`: whether times say anything (see Gate). `stages`: the way to blocks that no other thread can use.
+        Raises SnapshotFault if there can be no such folder.
         """
         self._fingerprint, self._clock = memory.fingerprint, clock
         self.disk = disk if disk is not None else Disk()
@@ -71,8 +74,9 @@ class Snapshots:
         self.shelf = Shelf(settings, self.disk, facts, wall, self.gate)
         _check_sizes(settings, memory.block_bytes)
         layout = format.digest("layout", memory.layout, str(memory.block_bytes))
-        self._restorer = Restorer(self.shelf, residency, memory.block_memory, layout, clock)
-        parts = (memory.block_memory, memory.clear_behind, layout, memory.block_bytes, clock)
+        stages = stages if stages is not None else Direct(memory.block_memory)
+        self._restorer = Restorer(self.shelf, residency, stages, layout, clock)
+        parts = (stages, memory.clear_behind, layout, memory.block_bytes, clock)
         self._backups = Backups(self.shelf, residency, *parts)
 
     # --- the scheduler's ---------------------------------------------------------------------------------

@@ -142,6 +142,11 @@ def adjusted(
     return scores
 
 
+def changes(sampling: wire.Sampling) -> bool:
+    """Whether the logits may be changed before the draw; see `adjusted`."""
+    return bool(sampling.logit_bias) or sampling.min_tokens > 0 or looks_back(sampling)
+
+
 def looks_back(sampling: wire.Sampling) -> bool:
     """Whether the tokens so far matter."""
     return sampling.repetition_penalty != 1 or _counts(sampling)

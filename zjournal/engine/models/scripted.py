@@ -23,6 +23,7 @@ from zjournal.errors import EngineFailed, Fault, ModelFault
 from zjournal.link import wire
 
 TOKEN_KV_BYTES = 1024  # what a token counts against the KV memory: 1 GiB holds 1,048,576
+KV_BYTES = 2 << 30  # where nothing is asked for
 WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
 PART_HEX = 16  # of a digest in `parts`
 BLOCK_BYTES = 4 * BLOCK_TOKENS
@@ -64,6 +65,8 @@ class ScriptedRunner:
     kernels = "scripted"
     layout = "tokens.int32-1"
     block_bytes = BLOCK_BYTES
+    stages = None
+    step_tokens = 0
 
     def __init__(self, script: Script, tokenizer: Tokenizer, start: wire.Start, digest: str) -> None:
         self._path = start.model
@@ -72,7 +75,7 @@ class ScriptedRunner:
         self.fingerprint = f"scripted:{digest}"
         self.parts: Mapping[str, str] = {"weights": digest[:PART_HEX], "kernels": self.kernels}
         self.context = min(start.context, script.context) if start.context else script.context
-        self.block_count = start.kv_bytes // (TOKEN_KV_BYTES * BLOCK_TOKENS)
+        self.block_count = (start.kv_bytes or KV_BYTES) // (TOKEN_KV_BYTES * BLOCK_TOKENS)
         self.vocab_size = tokenizer.vocab_size
         self._end = _end_token(tokenizer, start.end_tokens)
         self._emits = [self._tokens_of(turn, at) for at, turn in enumerate(script.turns)]

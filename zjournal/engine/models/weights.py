@@ -1,7 +1,8 @@
 """A checkpoint's tensors in the form that the decoders want: by part and layer, as stored or expanded to fp32.
 
-Here the differences between the two kinds of files end: rows of q and k are put in the order of the rotation of
-neighbours, and the weights of norms get the 1 that some files leave out. Values are otherwise unchanged.
+Here the differences between the two kinds of files end: rows of q and k are put in the order of the rotation that the
+decoder wants, of neighbours or of halves, and the weights of norms get the 1 that some files leave out. Values are
+otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -50,13 +51,22 @@ def neighbours(rows: int, head_dim: int, rope_dim: int) -> np.ndarray:
     return (np.arange(0, rows, head_dim)[:, None] + head).ravel()
 
 
+def halves(rows: int, head_dim: int, rope_dim: int) -> np.ndarray:
+    """The inverse of `neighbours`: the order that brings heads stored for rotation of neighbours to that of halves."""
+    head = np.arange(head_dim)
+    head[:rope_dim] = head[:rope_dim].reshape(-1, 2).T.ravel()
+    return (np.arange(0, rows, head_dim)[:, None] + head).ravel()
+
+
 class Weights:
     """Reads a model's tensors by part. A context manager: the file is mapped while it is open."""
 
-    def __init__(self, checkpoint: Checkpoint, model: Model) -> None:
-        """Raises ModelFault if the file cannot be mapped."""
+    def __init__(self, checkpoint: Checkpoint, model: Model, *, by_halves: bool = False) -> None:
+        """`by_halves`: the decoder rotates i with i + half, not 2i with 2i + 1. Raises ModelFault for no such file."""
         self._checkpoint = checkpoint
         self._model = model
+        self._turned = by_halves != model.spelling.half_split  # the file has the other order
+        self._order_of = halves if by_halves else neighbours
         self._file = checkpoint.open()
 
     def __enter__(self) -> Weights:
@@ -69,11 +79,15 @@ class Weights:
         """Where a tensor lies and what it is, by its name in the file."""
         return self._checkpoint.tensors[name]
 
+    def name(self, part: str, layer: int) -> str:
+        """What the file calls a layer's tensor."""
+        return self._model.spelling.of(layer, part)
+
     def rows(self, part: str, layer: int, keep: bool) -> tuple[str, np.ndarray, tuple[int, int]]:
         """A layer's matrix: type, bytes of its rows, and shape; see `matrix`."""
         name = self._model.spelling.of(layer, part)
         kind, raw, shape = self.matrix(name, keep)
-        if part in _ROTATED and self._model.spelling.half_split:
+        if part in _ROTATED and self._turned:
             raw = raw.reshape(shape[0], -1)[self._order(shape[0])]
         return kind, raw, shape
 
@@ -88,7 +102,7 @@ class Weights:
     def values(self, part: str, layer: int) -> torch.Tensor:
         """A layer's tensor of any shape, fp32, in memory of its own."""
         values = expand(self._file, self.info(self._model.spelling.of(layer, part)))
-        if part in _ROTATED and self._model.spelling.half_split:
+        if part in _ROTATED and self._turned:
             values = values[self._order(values.shape[0])]
         return self._own(values, "norm" in part)
 
@@ -124,7 +138,7 @@ class Weights:
 
     def _order(self, rows: int) -> np.ndarray:
         decoder = self._model.decoder
-        return neighbours(rows, decoder.head_dim, decoder.rope.dim)
+        return self._order_of(rows, decoder.head_dim, decoder.rope.dim)
 
     def _own(self, values: np.ndarray, is_norm: bool) -> torch.Tensor:
         offset = np.float32(self._model.spelling.norm_offset)

@@ -1,0 +1,170 @@
+"""What the parts of benchmarks/gpu.py share: the device, the time that is left, the table's lines, a random model."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.parts import table
+from zjournal.engine.device import Device
+from zjournal.engine.models import forward as passes
+from zjournal.engine.models.forward import Layer, Linear, Loaded, Ops
+
+BLOCK_TOKENS = 16
+ROPE_BASE = 500_000.0
+
+
+@dataclass
+class Run:
+    """One run of the script. `until`: the clock's time at which no other part begins; figures go to the JSON."""
+
+    device: Device
+    dry: bool
+    until: float
+    figures: dict[str, float] = field(default_factory=dict)
+    lines: list[table.Line] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=dict)
+    _part_until: float = 0.0
+
+    @contextlib.contextmanager
+    def part(self, name: str, seconds: float) -> Iterator[None]:
+        """One part, with its share of the time; `lets` says whether there is some left."""
+        begun = time.monotonic()
+        self._part_until = min(begun + seconds, self.until)
+        print(f"-- {name}, up to {max(self._part_until - begun, 0):.0f} s", flush=True)
+        yield
+        self.spent[name] = time.monotonic() - begun
+
+    def lets(self, what: str) -> bool:
+        """Whether there is time for it; what was left out is told at the end."""
+        if time.monotonic() < self._part_until:
+            return True
+        self.skipped.append(what)
+        return False
+
+    def say(self, line: table.Line, **figures: float) -> None:
+        """Prints a line at once, as what comes later may fail."""
+        self.lines.append(line)
+        self.figures |= figures
+        print(table.text(line), flush=True)
+
+    def seconds(self, work: Callable[[], object], tries: int = 5, each: int = 10) -> float:
+        """Seconds of one call as the host makes it, the median of `tries` times `each` of them."""
+        tries, each = (1, 1) if self.dry else (tries, each)
+        work()
+        taken = []
+        for _ in range(tries):
+            self.device.mark().wait()
+            begun = time.perf_counter()
+            for _ in range(each):
+                work()
+            self.device.mark().wait()
+            taken.append((time.perf_counter() - begun) / each)
+        return sorted(taken)[tries // 2]
+
+    def device_seconds(self, work: Callable[[], torch.Tensor], tries: int = 5, each: int = 10) -> float:
+        """The same without the host: the calls are one graph."""
+        each = 1 if self.dry else each
+
+        def many() -> torch.Tensor:
+            for _ in range(each - 1):
+                work()
+            return work()
+
+        replay, _ = self.device.graph(many)
+        return self.seconds(replay, tries, 1) / each
+
+    def random(self, *size: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+        """bf16, normally distributed, on the device."""
+        generator = torch.Generator(self.device.where).manual_seed(seed)
+        made = torch.randn(size, generator=generator, device=self.device.where, dtype=torch.float32)
+        return made.mul_(scale).to(torch.bfloat16)
+
+    def whole(self, *values: object) -> torch.Tensor:
+        """int32 on the device."""
+        return torch.tensor(*values, dtype=torch.int32, device=self.device.where)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a llama; see forward.Shape."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    eps: float = 1e-5
+    embed_scale: float = 1.0
+    activation: str = "silu"
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def block_bytes(self) -> int:
+        """A block's KV in all layers, bf16."""
+        return BLOCK_TOKENS * self.layers * 2 * self.kv_heads * self.head_dim * 2
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a decode step reads of the weights: all but the embedding, bf16."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return 2 * (self.layers * (attention + 3 * self.hidden * self.ffn) + self.vocab * self.hidden)
+
+    def window(self, layer: int) -> int:
+        return 0
+
+    def is_local(self, layer: int) -> bool:
+        return False
+
+
+LLAMA_8B = Shape(32, 4096, 14336, 32, 8, 128, 128256)
+TOY = Shape(2, 64, 96, 4, 2, 16, 96)
+
+
+def angles(run: Run, head_dim: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, fp32 [context, head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    turned = torch.arange(context, dtype=torch.float64)[:, None] / ROPE_BASE**exponents
+    return turned.cos().float().to(run.device.where), turned.sin().float().to(run.device.where)
+
+
+def model(run: Run, shape: Shape, ops: Ops, context: int) -> Loaded:
+    """Random weights, of a size that keeps the stream from growing."""
+    ones = torch.ones(shape.hidden, device=run.device.where)
+
+    def linear(out: int, width: int, seed: int) -> Linear:
+        return Linear((run.random(out, width, seed=seed, scale=width**-0.5),), (out,))
+
+    layers = []
+    for index in range(shape.layers):
+        qkv = linear((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden, 4 * index)
+        o = linear(shape.hidden, shape.heads * shape.head_dim, 4 * index + 1)
+        gate_up = linear(2 * shape.ffn, shape.hidden, 4 * index + 2)
+        layers.append(Layer(ones, qkv, o, ones, gate_up, linear(shape.hidden, shape.ffn, 4 * index + 3)))
+    embed = run.random(shape.vocab, shape.hidden, seed=1 << 20)
+    turned = angles(run, shape.head_dim, context)
+    return Loaded(shape, ops, embed, layers, ones, linear(shape.vocab, shape.hidden, 1 << 21), turned, turned)
+
+
+def pages(run: Run, shape: Shape, blocks: int) -> torch.Tensor:
+    """KV of so many blocks, all of it zero."""
+    size = (blocks, shape.layers, 2, shape.kv_heads, BLOCK_TOKENS, shape.head_dim)
+    return torch.zeros(size, dtype=torch.bfloat16, device=run.device.where)
+
+
+def step(
+    run: Run, token: torch.Tensor, position: torch.Tensor, sequence: torch.Tensor, table: torch.Tensor, want: list
+):
+    """A step's numbers, from the host to the device."""
+    sizes, numbers = passes.pack(token, position, sequence, table, torch.tensor(want, dtype=torch.int32))
+    return passes.unpack(sizes, run.device.upload(numbers))

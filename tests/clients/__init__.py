@@ -1,0 +1,1 @@
+"""Real coding agents against a live server, outside the usual run: `make clients`."""

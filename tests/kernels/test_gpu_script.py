@@ -1,0 +1,48 @@
+"""`make gpu` where there is no GPU: the whole script at toy sizes, over interpreted kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DEADLINE_S = 420
+PARTS = {"numbers", "the same each time", "kernels", "model"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/gpu.py", *arguments]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def test_the_dry_run_finds_the_numbers_right_and_leaves_nothing_out(tmp_path: Path) -> None:
+    done = run("--dry", "--json", str(tmp_path / "gpu.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert (told["dry"], told["skipped"], set(told["seconds"])) == (True, [], PARTS)
+    lines = {line["what"]: line for line in told["lines"]}
+    proved = [what for what, line in lines.items() if line["reached"] is not None]
+    assert all(lines[what]["reached"] for what in proved)
+    assert sum(what.startswith("right: ") for what in proved) == 4
+    assert sum(what.startswith("same: ") for what in proved) == 3
+    assert len(proved) == 7, "times mean nothing here, so nothing is asked of them"
+
+
+def test_what_finds_no_time_is_named(tmp_path: Path) -> None:
+    done = run("--dry", "--minutes", "0", "--json", str(tmp_path / "gpu.json"))
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"model", "attention", "draw"} <= set(told["skipped"])
+    assert all(f"no time for: {what}" in done.stdout for what in told["skipped"])
+
+
+def test_without_a_card_it_measures_nothing_and_says_so() -> None:
+    done = run()
+    assert (done.returncode, done.stdout) == (
+        0,
+        "no CUDA device: nothing is measured; --dry runs everything at toy sizes\n",
+    )

@@ -1,0 +1,173 @@
+"""The table of fields in docs/api.md is what Chat does: this walks over it, and knows of no field that is not in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from openai.types.chat import completion_create_params
+
+from zjournal.api import chat, chat_answer
+from zjournal.ask import Ask
+from zjournal.errors import BadRequest
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
+BASE: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}],
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+
+# A value of each field that asks for something, and what it needs beside it.
+ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model": ("other", {}),
+    "messages": ([{"role": "user", "content": "ho"}], {}),
+    "store": (False, {}),
+    "stream": (True, {}),
+    "stream_options.include_usage": (True, {"stream": True}),
+    "stream_options.include_obfuscation": (True, {"stream": True}),
+    "max_tokens": (5, {}),
+    "max_completion_tokens": (5, {}),
+    "temperature": (0.5, {}),
+    "top_p": (0.5, {}),
+    "seed": (5, {}),
+    "frequency_penalty": (0.5, {}),
+    "presence_penalty": (0.5, {}),
+    "logit_bias": ({"5": 1}, {}),
+    "top_k": (5, {}),
+    "min_p": (0.5, {}),
+    "repetition_penalty": (1.5, {}),
+    "min_tokens": (2, {}),
+    "logprobs": (True, {}),
+    "top_logprobs": (3, {"logprobs": True}),
+    "stop": ("x", {}),
+    "tools": ([TOOL], {}),
+    "tools[].strict": (True, {"tools": [TOOL]}),
+    "tool_choice": ("none", {"tools": [TOOL]}),
+    "parallel_tool_calls": (False, {}),
+    "metadata": ({"a": "b"}, {}),
+    "prompt_cache_key": ("key", {}),
+    "cache_salt": ("salt", {}),
+    "user": ("ann", {}),
+    "safety_identifier": ("ann", {}),
+    "service_tier": ("flex", {}),
+    "prompt_cache_retention": ("24h", {}),
+    "prompt_cache_options.mode": ("explicit", {}),
+    "prompt_cache_options.ttl": ("30m", {}),
+    "prompt_cache_options.prewarm": (True, {}),
+    "prompt_cache_options.comparison_response_id": ("resp_1", {}),
+    "generate": (False, {}),
+    "reasoning_effort": ("high", {}),
+    "verbosity": ("low", {}),
+    "prediction": ({"type": "content", "content": [{"type": "text", "text": "x"}]}, {}),
+    "n": (2, {}),
+    "ignore_eos": (True, {}),
+    "echo": (True, {}),
+    "stop_token_ids": ([1], {}),
+    "bad_words": (["x"], {}),
+    "best_of": (2, {}),
+    "prompt_logprobs": (1, {}),
+    "guided_json": ({}, {}),
+    "guided_regex": ("x", {}),
+    "guided_choice": (["x"], {}),
+    "guided_grammar": ("x", {}),
+    "structured_outputs": ({}, {}),
+    "response_format": ({"type": "json_object"}, {}),
+    "functions": ([FUNCTION], {}),
+    "function_call": ({"name": "f"}, {"functions": [FUNCTION]}),
+    "continue_final_message": (True, {}),
+    "add_generation_prompt": (False, {"continue_final_message": True}),
+    "modalities": (["text", "audio"], {}),
+    "audio": ({"voice": "x", "format": "wav"}, {}),
+    "web_search_options": ({}, {}),
+    "moderation": ({}, {}),
+}
+# Honoured, and seen in the answer in place of the Ask; or honoured as one of two that say the same.
+IN_THE_ANSWER = {"stream_options.include_usage"}
+SAYS_THE_SAME = {"add_generation_prompt"}
+OF_RESPONSES = ("input", "text.format")  # that stand beside their names in Chat
+
+
+class Row(NamedTuple):
+    field: str
+    said: str  # honoured, accepted, refused
+    neutral: tuple[Any, ...]
+
+
+def rows() -> list[Row]:
+    """What the table says of the fields of Chat."""
+    table = PAGE.read_text().split("\n## Fields\n")[1].split("\n### ")[0]
+    found: list[Row] = []
+    for line in table.splitlines():
+        if not line.startswith("| `"):
+            continue
+        names, said = (cell.strip() for cell in line.strip("|").split("|")[:2])
+        if said == "–":
+            continue
+        word, _, inside = said.partition(" (")
+        given = json.loads(f"[{inside.removesuffix(')')}]") if inside else []
+        fields = [name for name in re.findall(r"`([^`]+)`", names) if name not in OF_RESPONSES]
+        for at, field in enumerate(fields):
+            own = given[at : at + 1] if len(given) == len(fields) else given
+            found.append(Row(field, word, tuple(own)))
+    return found
+
+
+ROWS = rows()
+
+
+def with_field(field: str, value: Any, beside: dict[str, Any]) -> dict[str, Any]:
+    body = json.loads(json.dumps({**BASE, **beside}))
+    if field == "tools[].strict":
+        body["tools"][0]["function"]["strict"] = value
+        return body
+    *above, name = field.split(".")
+    inner = body
+    for part in above:
+        inner = inner.setdefault(part, {})
+    inner[name] = value
+    return body
+
+
+def ask(body: dict[str, Any]) -> Ask:
+    return chat.decode(json.dumps(body).encode(), {})
+
+
+def test_the_table_has_every_field_that_is_read_and_every_one_of_the_published_api() -> None:
+    listed = {row.field.split(".")[0].removesuffix("[]") for row in ROWS}
+    assert listed >= set(chat._Body.__struct_fields__)
+    published = set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+    assert len(published) > 30 and listed >= published
+    assert {row.field for row in ROWS} == set(ASKED)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.field)
+def test_a_field_is_what_the_table_says(row: Row) -> None:
+    value, beside = ASKED[row.field]
+    body = with_field(row.field, value, beside)
+    plain = ask({**BASE, **beside})
+    if row.field not in BASE:
+        assert ask(with_field(row.field, None, beside)) == plain, "null is as if it were left out"
+    if row.said == "refused":
+        with pytest.raises(BadRequest) as caught:
+            ask(body)
+        assert caught.value.param == row.field
+        assert row.field in caught.value.message
+        for neutral in row.neutral:
+            assert ask(with_field(row.field, neutral, beside)) == plain
+    elif row.said == "accepted":
+        assert ask(body) == plain
+    else:
+        assert row.said == "honoured"
+        if row.field in IN_THE_ANSWER:
+            assert chat_answer._echo_decoder.decode(json.dumps(body).encode()).include_usage
+        elif row.field not in SAYS_THE_SAME:
+            assert ask(body) != plain
+    if row.said != "refused":
+        with pytest.raises(BadRequest) as caught:
+            ask(with_field(row.field, 7 if isinstance(value, dict | list | str) else {"bad": 1}, beside))
+        assert (caught.value.param or "").startswith(row.field.partition("[")[0])

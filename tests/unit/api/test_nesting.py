@@ -1,0 +1,52 @@
+"""The depth of a body, by its brackets: against a reader that counts as it decodes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zjournal.api import nesting
+from zjournal.errors import BadRequest
+
+TEXTS = st.text(st.sampled_from('[]{}"\\\n\u2028aé'), max_size=12)
+VALUES = st.recursive(
+    TEXTS | st.none() | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+def refused(body: bytes) -> bool:
+    try:
+        nesting.check(body)
+    except BadRequest as fault:
+        assert str(nesting.JSON_DEPTH_MAX) in fault.message
+        return True
+    return False
+
+
+@given(VALUES, st.integers(0, nesting.JSON_DEPTH_MAX + 2), st.booleans())
+def test_it_is_the_depth_of_what_is_decoded(value, above, ascii_only):
+    for _ in range(above):
+        value = [value, "]"] if above % 2 else {"a": value, "[": "\\"}
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert refused(body) == (depth_of(value) > nesting.JSON_DEPTH_MAX)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_the_limit_itself_is_in(opening):
+    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
+    for depth in (nesting.JSON_DEPTH_MAX, nesting.JSON_DEPTH_MAX + 1):
+        assert refused(opening * depth + b"1" + closing * depth) == (depth > nesting.JSON_DEPTH_MAX)
+    assert refused(opening * 1_000_000), "whole or not"
+
+
+def test_what_stands_in_a_string_does_not_count():
+    assert not refused(json.dumps({"arguments": "[" * 10_000, "more": [["\\", '"[' * 500]]}).encode())

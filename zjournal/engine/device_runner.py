@@ -1,0 +1,369 @@
+"""From slices to tokens on a device: model, KV pages, graphs and the draw are there; ids and little else come back.
+
+A step is one copy of its numbers to the device, one graph or pass, one draw, and one wait for the ids. Masks are
+made on the host meanwhile. Logits come to the host only where they are asked for (logprobs), or where a request
+changes them before the draw (bias, penalties, min_tokens): then the host's sampler chooses, for all of its tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from zjournal.config import about_size
+from zjournal.engine import device_memory, loading, steps
+from zjournal.engine.decoding import sampler
+from zjournal.engine.device import Device
+from zjournal.engine.device_memory import KV_DTYPES, RESERVE_BYTES
+from zjournal.engine.graphs import Graphs
+from zjournal.engine.models import forward as passes
+from zjournal.engine.models.decoder import Batch
+from zjournal.engine.models.triton import TritonDecoder
+from zjournal.engine.sequence import BLOCK_TOKENS, Choice, Sampled, Slice
+from zjournal.errors import EngineStartFault, Fault
+from zjournal.link import wire
+
+STEP_TOKENS = 2048  # of prompts in one step: fewer leave a card waiting for its launches
+SINGLE_TOKENS_MAX = 8  # a slice of at most so many rows is computed as so many sequences of one row, as decode is
+
+_DTYPES = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
+
+log = logging.getLogger("zjournal.engine")
+
+
+class Draws(NamedTuple):
+    """What the sampling kernel is told of each row (see its file), [rows]; `mask` int32 [rows, words].
+
+    None is what no row has. `number`: which output token of the request it is.
+    """
+
+    temperature: np.ndarray
+    top_k: np.ndarray | None
+    top_p: np.ndarray | None
+    min_p: np.ndarray | None
+    seed: np.ndarray
+    number: np.ndarray
+    mask: np.ndarray | None
+
+
+class Kernels(NamedTuple):
+    """Those that the runner itself launches."""
+
+    gather: device_memory.Copy
+    scatter: device_memory.Copy
+    sample: Callable[..., torch.Tensor]
+
+
+class DeviceRunner:
+    """The model and its KV pages on one device.
+
+    `kernels` is for people, `fingerprint` names the exact numerics, `parts` tells what it is made of.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        model: TritonDecoder,
+        context: int,
+        block_count: int,
+        rows_max: int,
+        fingerprint: str,
+        parts: Mapping[str, str],
+        step_tokens: int = STEP_TOKENS,
+    ) -> None:
+        """`rows_max`: rows of the largest decode step, guesses included."""
+        self._device, self._kernels, self._model = device, kernels, model
+        self._masks = steps.Masks()
+        self._pages = model.new_pages(block_count)
+        self.step_tokens = step_tokens
+        self._rows_max = rows_max
+        self.layout = model.layout
+        self.block_bytes = self._pages[0].numel() * self._pages.element_size()
+        self.context, self.block_count, self.vocab_size = context, block_count, model.shape.vocab
+        self.kernels = f"{model.name} ({device.name})"
+        self.fingerprint, self.parts = fingerprint, parts
+        self.stages = device_memory.DeviceStages(device, self._pages, kernels.gather, kernels.scatter)
+        width = -(-context // BLOCK_TOKENS)
+        self._graphs = Graphs(device, model.loaded, self._pages, rows_max, width)
+
+    @classmethod
+    def load(
+        cls,
+        start: wire.Start,
+        device: Device,
+        kernels: Kernels,
+        progress: Callable[[float], None],
+        step_tokens: int = STEP_TOKENS,
+    ) -> DeviceRunner:
+        """Loads the weights. `progress` is told of the part done, 0 to 1.
+
+        Raises ModelFault for a file that cannot be run, EngineStartFault for limits that cannot be met.
+        """
+        found = loading.opened(start)
+        kv = KV_DTYPES[start.kv_dtype]
+
+        def make() -> TritonDecoder:
+            parts = (found.checkpoint, found.model, found.context, device.where, progress)
+            return TritonDecoder(*parts, mode=start.weights, fast=start.fast, kv=kv)
+
+        decoder, made = loading.load(start, found, device.part, make)
+        rows_max = max(start.max_running, start.speculation + 1)
+        tokens = max(step_tokens, start.prefill_tokens)
+        block = loading.block_bytes(found.model.decoder, kv.itemsize)
+        try:
+            workspace = _warm(device, decoder, found.context, min(tokens, found.context), rows_max)
+            kv_bytes = _kv_bytes(start.kv_bytes, device.free(), workspace, device_memory.staging_bytes(block))
+            count = loading.blocks(kv_bytes, block)
+            runner = cls(device, kernels, decoder, found.context, count, rows_max, *made, step_tokens)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise EngineStartFault(f"The model does not fit into the device's memory: {error}") from error
+        log.info(
+            "KV memory %s of %s; %s stay for %d graphs and the rest",
+            about_size(count * block),
+            device.name,
+            about_size(device.free()),
+            len(runner._graphs),
+        )
+        progress(1.0)
+        return runner
+
+    def begin(self, request: str, prompt: Sequence[int]) -> None:
+        """A request starts; the model keeps nothing for it besides its pages."""
+
+    def end(self, request: str) -> None:
+        """A request ended."""
+
+    def copy_block(self, source: int, target: int, count: int) -> None:
+        """Copies the KV of a block's first `count` positions, in all layers.
+
+        The rest comes along: it lies past the target's end and is written before it is read.
+        """
+        assert 0 < count <= BLOCK_TOKENS, count
+        assert source != target
+        self._pages[target].copy_(self._pages[source])
+
+    def block_memory(self, block: int) -> memoryview:
+        """A copy of the bytes of a block's KV in all layers. What is written there changes nothing: see `stages`."""
+        assert 0 <= block < self.block_count, block
+        return self._pages[block].reshape(-1).view(torch.uint8).cpu().numpy().copy().data
+
+    def clear_behind(self, memory: memoryview, tokens: int) -> None:
+        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens. For any thread."""
+        self._model.clear_behind(memory, tokens)
+
+    def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
+        """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
+        self._masks.begin(slices)
+        try:
+            logits = self.logits(slices)
+        finally:
+            choices = self._masks.take()
+        parts = [part for part in slices if part.sampling is not None]
+        if not parts:
+            self._device.mark().wait()  # how long a step took is measured
+            return []
+        drawn, rows = self._draw(parts, choices, logits)
+        results: list[Sampled | Fault] = []
+        at = 0
+        for part in parts:
+            results.append(self._answer(part, choices, at, drawn, rows, logits))
+            at += part.drafts + 1
+        assert at == len(drawn), (at, len(drawn))
+        return results
+
+    def logits(self, slices: list[Slice]) -> torch.Tensor:
+        """Launches all slices; fp32 [wanted, vocab] on the device, good until the next step.
+
+        Wanted are, of each slice that samples, the logits before its first draft, behind that one, and so on.
+        """
+        batch = steps.batch(slices, self.context, self.vocab_size, self.block_count)
+        for block in steps.begun(slices):
+            self._pages[block].zero_()
+        batch = _singles(batch, self._rows_max)
+        if batch.table.shape[0] == batch.token.shape[0]:
+            found = self._graphs.run(batch.token, batch.position, batch.table)
+            if found is not None:
+                whole = batch.want.shape[0] == batch.token.shape[0]
+                return found if whole else found.index_select(0, self._device.upload(batch.want))
+        sizes, numbers = passes.pack(batch.token, batch.position, batch.sequence, batch.table, batch.want)
+        return passes.forward(self._model.loaded, passes.unpack(sizes, self._device.upload(numbers)), self._pages)
+
+    def close(self) -> None:
+        """Ends the thread of the masks."""
+        self._masks.close()
+        self._model.close()
+
+    # --- the draw ----------------------------------------------------------------------------------------
+
+    def _draw(
+        self, parts: Sequence[Slice], choices: steps.Choices, logits: torch.Tensor
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """The token of each row, int32 [rows], -1 where there is none; and the logits of the rows that are needed."""
+        needed = _needed(parts)
+        drawn = self._launch(draws(parts, choices, self.vocab_size), logits)
+        ids = self._device.host(drawn.shape[0], dtype=torch.int32)
+        ids.copy_(drawn, non_blocking=True)
+        if not needed:
+            self._device.mark().wait()
+            return ids.numpy(), {}
+        host = self._device.host(len(needed), self.vocab_size, dtype=torch.float32)
+        chosen = logits.index_select(0, self._device.upload(torch.tensor(needed, dtype=torch.int32)))
+        host.copy_(chosen, non_blocking=True)
+        self._device.mark().wait()
+        return ids.numpy(), dict(zip(needed, host.numpy(), strict=True))
+
+    def _launch(self, told: Draws, logits: torch.Tensor) -> torch.Tensor:
+        """Brings to the device what the rows ask for, in one copy, and launches the draw."""
+        there = self._device.upload(torch.from_numpy(np.concatenate([_words(one) for one in told if one is not None])))
+        found: list[torch.Tensor | None] = []
+        at = 0
+        for values in told:
+            if values is None:
+                found.append(None)
+                continue
+            part = there[at : at + values.nbytes // 4].view(_DTYPES[values.dtype.name])
+            found.append(part.view(values.shape))
+            at += len(_words(values))
+        temperature, top_k, top_p, min_p, seed, number, mask = found
+        return self._kernels.sample(logits, mask, temperature, top_k, top_p, min_p, seed, number)
+
+    def _answer(
+        self,
+        part: Slice,
+        choices: steps.Choices,
+        first: int,
+        drawn: np.ndarray,
+        rows: Mapping[int, np.ndarray],
+        logits: torch.Tensor,
+    ) -> Sampled | Fault:
+        """What the rows from `first` on give."""
+        assert part.sampling is not None
+
+        def row(at: int) -> np.ndarray:  # rarely one that was not asked for: why there is no token
+            found = rows.get(first + at)
+            return logits[first + at].cpu().numpy() if found is None else found
+
+        def choose(at: int, choice: Choice | None) -> int | None:
+            token = int(drawn[first + at])
+            if token < 0:
+                return None
+            return choice.forced if choice is not None and choice.forced >= 0 else token
+
+        if not sampler.changes(part.sampling):
+            return steps.answer(part, choices.get(part.request), choose, row)
+        on_host = steps.chooser(part, np.stack([row(at) for at in range(part.drafts + 1)]))
+        return steps.answer(part, choices.get(part.request), on_host, row)
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """As int32, filled up so that what comes behind begins at 16 bytes."""
+    flat = values.reshape(-1).view(np.int32)
+    return np.pad(flat, (0, -len(flat) % passes.ALIGN))
+
+
+def _needed(parts: Sequence[Slice]) -> list[int]:
+    """The rows whose logits the host looks at."""
+    found: list[int] = []
+    at = 0
+    for part in parts:
+        assert part.sampling is not None
+        if part.sampling.logprobs >= 0 or sampler.changes(part.sampling):
+            found += range(at, at + part.drafts + 1)
+        at += part.drafts + 1
+    return found
+
+
+def draws(parts: Sequence[Slice], choices: steps.Choices, vocab: int) -> Draws:
+    """What the kernel is told of the rows of these slices. Where one token is forced, or a row stands behind an end,
+    the best is taken: it says whether the logits are numbers."""
+    rows: list[tuple[float, int, float, float, int, int]] = []
+    masks: dict[int, np.ndarray] = {}
+    for part in parts:
+        one, found = part.sampling, choices.get(part.request)
+        assert one is not None
+        seed = one.seed & (1 << 64) - 1
+        for at in range(part.drafts + 1):
+            choice = found[at] if found is not None and not isinstance(found, Fault) and at < len(found) else None
+            free = choice is None or choice.forced < 0
+            temperature = one.temperature if free and one.top_k != 1 else 0.0
+            if free and choice is not None and (choice.allowed is not None or choice.banned):
+                masks[len(rows)] = _mask(choice, vocab)
+            top_k = min(one.top_k, vocab) if temperature else 0
+            rows.append((temperature, max(top_k, 0), one.top_p, one.min_p, seed, part.index + at))
+    temperatures, tops, shares, least, seeds, numbers = zip(*rows, strict=True)
+    mask = None
+    if masks:
+        mask = np.full((len(rows), -(-vocab // 32)), -1, dtype=np.int32)
+        for row, words in masks.items():
+            mask[row] = words
+    return Draws(
+        np.array(temperatures, dtype=np.float32),
+        np.array(tops, dtype=np.int32) if any(tops) else None,
+        np.array(shares, dtype=np.float32) if min(shares) < 1 else None,
+        np.array(least, dtype=np.float32) if max(least) > 0 else None,
+        np.array(seeds, dtype=np.uint64).view(np.int64),
+        np.array(numbers, dtype=np.int32),
+        mask,
+    )
+
+
+def _mask(choice: Choice, vocab: int) -> np.ndarray:
+    """What a row may become, a bit for each token: int32 [words]."""
+    words = -(-vocab // 32)
+    bits = np.full(words, (1 << 32) - 1, dtype=np.uint32) if choice.allowed is None else choice.allowed[:words].copy()
+    for token in choice.banned:
+        bits[token >> 5] &= np.uint32(~(1 << (token & 31)) & (1 << 32) - 1)
+    return bits.view(np.int32)
+
+
+def _singles(batch: Batch, most: int) -> Batch:
+    """The same rows, those of short slices each as a sequence of its own: the context is shared out better so.
+
+    A row sees what those before it have written in the same step. Where they were more than `most`, which memory is
+    there for, all stay as they are.
+    """
+    counts = torch.bincount(batch.sequence)
+    short = counts <= SINGLE_TOKENS_MAX
+    if int(counts[short].sum()) > most:
+        return batch
+    table = batch.table.repeat_interleave(torch.where(short, counts, 1), 0)
+    begins = short[batch.sequence] | (batch.sequence != F.pad(batch.sequence, (1, 0), value=-1)[:-1])
+    sequence = begins.int().cumsum(0, dtype=torch.int32) - 1
+    return Batch(batch.token, batch.position, sequence, table, batch.want)
+
+
+def _warm(device: Device, model: TritonDecoder, context: int, tokens: int, rows: int) -> int:
+    """Runs a step of the largest kind of each sort, so that kernels are compiled. Returns the bytes that they take."""
+    width = -(-tokens // BLOCK_TOKENS)
+    pages = model.new_pages(width).zero_()
+    position = torch.arange(tokens, dtype=torch.int32)
+    zeros, table = torch.zeros_like(position), torch.arange(width, dtype=torch.int32)[None]
+    want = torch.arange(min(rows, tokens), dtype=torch.int32)
+    whole = Batch(zeros, position, zeros, table, want)
+    few = torch.arange(rows, dtype=torch.int32)
+    wide = torch.zeros((rows, -(-context // BLOCK_TOKENS)), dtype=torch.int32)
+    decodes = Batch(torch.zeros_like(few), torch.full_like(few, context - 1), few, wide, few)
+    return max(device.peak(functools.partial(model.forward, one, pages)) for one in (whole, decodes))
+
+
+def _kv_bytes(asked: int, free: int, workspace: int, staging: int) -> int:
+    """Bytes for KV: what was asked for, 0 for all that is left. `free` is what the loaded model leaves.
+
+    Raises EngineStartFault where that is less than was asked for, or nothing.
+    """
+    others = RESERVE_BYTES + 2 * workspace  # a step has its own, and the graphs have theirs
+    left = free - others - staging
+    if max(asked, 1) > left:
+        wanted = about_size(asked) if asked else "KV"
+        parts = f"{about_size(free)} are free beside the weights, {about_size(others)} are for steps and graphs"
+        raise EngineStartFault(
+            f"The device has no room for {wanted} (kv_memory): {parts}, and {about_size(staging)} for snapshots."
+        )
+    return asked or left
