@@ -46,7 +46,7 @@ def main() -> None:
     builds = [
         each
         for name, each in build.all_builds(options.only.partition(".")[0]).items()
-        if options.only in name and (options.sweep or not each.sweep)
+        if ("." not in options.only or options.only in name) and (options.sweep or not each.sweep)
     ]
     figures = _measure(builds, options.only.partition(".")[0], options.jobs)
     _print(builds, figures, build.CAPABILITIES)

@@ -38,6 +38,7 @@ BLOCK_TOKENS = 16
 SPLIT = 512  # positions that have a softmax of their own
 HEAD_DIM_MAX = 256
 GROUP_MAX = 64  # query heads that share one KV head
+TOKENS, SPAN = tl.constexpr(BLOCK_TOKENS), tl.constexpr(SPLIT)  # the same, as kernels want them
 ONES: tl.constexpr = tl.constexpr(8)  # columns of ones that add up p: the least width of a product
 ARITHMETIC = "split512.tile64-32.1"  # of the numerics of KV; changes whenever a row's bits do
 PAGE_DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn)
@@ -71,9 +72,10 @@ class Served:
     sweep: bool = False
     capabilities: tuple[tuple[int, ...], ...] = ((80,), (90,), (100,))  # each has tiles of its own
 
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
+    def tiles(self, capability: int) -> tuple[Tiles, Tiles]:
+        """Of decode and of prefill."""
+        group, float8 = self.heads // self.kv_heads, self.pages != "bf16"
+        return tiles(self.head_dim, group, torch.bfloat16, capability, windowed=self.windowed, float8=float8)
 
     def sizes(self) -> dict[str, int]:
         """The constants of both kernels, as `constants` makes them of tensors."""
@@ -86,7 +88,7 @@ SERVED = (
     Served("llama3-8b-fp8", 32, 8, 128, 32, pages="fp8e4nv", capabilities=((90,), (100,))),
     Served("gemma3-4b-local", 8, 4, 256, 34, windowed=True),
     Served("gemma3-4b", 8, 4, 256, 34, sweep=True),
-    Served("head80", 32, 32, 80, 32),
+    Served("head80", 32, 32, 80, 32, sweep=True),
     Served("head96", 32, 32, 96, 32, sweep=True),
     Served("head96-group8", 32, 4, 96, 32, sweep=True),
     Served("mistral-7b", 32, 8, 128, 32, windowed=True, sweep=True),
@@ -104,8 +106,6 @@ def _sizes(heads: int, kv_heads: int, head_dim: int, layers: int) -> dict[str, i
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
         "WIDTH": triton.next_power_of_2(head_dim),
-        "TOKENS": BLOCK_TOKENS,
-        "SPLIT": SPLIT,
     }
 
 
@@ -150,7 +150,6 @@ def attend_split(
     BLOCK_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PART: tl.constexpr,
-    TOKENS: tl.constexpr,
     KV_TILE: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -221,24 +220,35 @@ def finish(total, out, value_scale):
     return out * weight
 
 
-def tiles(head_dim: int, group: int, dtype: torch.dtype, capability: int) -> tuple[Tiles, Tiles]:
+def tiles(
+    head_dim: int, group: int, dtype: torch.dtype, capability: int, *, windowed: bool = False, float8: bool = False
+) -> tuple[Tiles, Tiles]:
     """The tiles of decode and of prefill on a GPU of compute capability 10 * major + minor; `kv` is that of both.
 
-    `group`: query heads of a KV head. Chosen so that nothing spills, and two blocks of decode fit a multiprocessor.
-    Head size 256 has half the columns in a block where the registers do not hold all; its scores are then computed
-    twice. float32 is for tests: small tiles.
+    `group`: query heads of a KV head. `float8`: what the pages hold. Chosen so that nothing spills, and two blocks of
+    decode fit a multiprocessor. Head size 256 has half the columns in a block where the registers do not hold all; its
+    scores are then computed twice. float32 is for tests: small tiles.
     """
     width = triton.next_power_of_2(head_dim)
     if dtype == torch.float32:
         return (Tiles(64, 32, width, 8, 1),) * 2
-    if capability // 10 in (9, 10):
+    hopper = capability // 10 == 9
+    if hopper or capability // 10 in (10, 11):
         if width <= 128:
-            return Tiles(64, 64, width, 4, 3), Tiles(128, 64, width, 8, 3)
-        return Tiles(64, 32, width, 8, 3), Tiles(64, 32, width if capability // 10 == 9 else 128, 8, 3)
+            rows = 64 if windowed and not hopper else 128
+            return Tiles(64, 64, width, 4, 3), Tiles(rows, 64, width, 8, 3)
+        return Tiles(64, 32, width, 8, 3), Tiles(64, 32, width if hopper and not float8 else 128, 8, 3)
     rows, warps = (16, 4) if group <= 16 else (64, 8)
     if width <= 128:
         return Tiles(rows, 64, width, warps, 3), Tiles(64, 64, width, 8, 3)
     return Tiles(rows, 32, width, warps, 3), Tiles(64, 32, 128, 8, 3)
+
+
+def tiles_for(q: torch.Tensor, pages: torch.Tensor, window: int) -> tuple[Tiles, Tiles]:
+    """The tiles for these tensors on their device."""
+    _, heads, head_dim = q.shape
+    capability, float8 = capability_of(q.device), pages.dtype == torch.float8_e4m3fn
+    return tiles(head_dim, heads // pages.shape[3], q.dtype, capability, windowed=window > 0, float8=float8)
 
 
 def capability_of(device: torch.device) -> int:
@@ -283,7 +293,7 @@ def attention_reference(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Each row on its own in float64: q [rows, heads, head_dim] at `position` [rows], its blocks in `table` [rows, width].
+    """Each row on its own in float64: q [rows, heads, head_dim] at `position` [rows], its blocks in `table`.
 
     Returns float64 of q's shape; zeros for a row at position -1.
     """

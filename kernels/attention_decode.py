@@ -12,36 +12,54 @@ The first kernel's grid is fixed, two blocks of threads per multiprocessor; each
 are. CUDA graphs can hold it whatever the lengths are, and a wide table costs no programs that find nothing to do.
 
 Bytes moved: each position once, 2 * kv_heads * head_dim * size of an element; and for each split 8 * heads *
-(head_dim + 2) for its record, written and read: 3 % of bf16 KV with 4 query heads to a KV head.
+(head_dim + 2) for its record, written and read: 1.6 % of bf16 KV with 4 query heads to a KV head.
 Operations: 4 * heads * head_dim per position; the tensor cores do rows / group times as many.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
 from zjournal.kernels import attention
-from zjournal.kernels.attention import SPLIT, Tiles, attend_split, finish, fold
+from zjournal.kernels.attention import SPAN, SPLIT, TOKENS, Tiles, attend_split, finish, fold
 from zjournal.kernels.build import NUMERICS, Build
 from zjournal.kernels.numbers import narrow
 
 ROWS_MAX = 1024  # of one call: every block of threads looks at all lengths
 PROGRAMS_PER_PROCESSOR = 2
 PROGRAMS_INTERPRETED = 3  # there is no multiprocessor to fill
-AHEAD = 8  # records that are asked for at once
+AHEAD = 8  # records that are asked for at once, at most
 
 
 @triton.jit
-def first_split(length, window, SPLIT: tl.constexpr, WINDOWED: tl.constexpr):
+def first_split(length, window, WINDOWED: tl.constexpr):
     """The first split that a row of `length` positions sees."""
     if WINDOWED:
-        return tl.maximum(length - window, 0) // SPLIT
+        return tl.maximum(length - window, 0) // SPAN
     return length * 0
 
 
-@triton.jit(do_not_specialize=["rows", "table_stride", "splits", "longest", "layer", "window"])
+@triton.jit
+def count_splits(lengths_ptr, rows, longest, window, BATCH: tl.constexpr, WINDOWED: tl.constexpr):
+    """How many splits each row has, and how many all rows up to it have, both [BATCH].
+
+    A row that is longer than its table has none: _fold_splits makes NaN of it.
+    """
+    row = tl.arange(0, BATCH)
+    lengths = tl.load(lengths_ptr + row, mask=row < rows, other=0)
+    lengths = tl.where(lengths > longest, 0, lengths)
+    counts = (lengths + SPAN - 1) // SPAN - first_split(lengths, window, WINDOWED)
+    return counts, tl.cumsum(counts, 0)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "splits", "longest", "layer", "window"],
+    do_not_specialize_on_alignment=["table_ptr", "lengths_ptr"],
+)
 def _attend_splits(
     q_ptr,
     tops_ptr,
@@ -64,20 +82,13 @@ def _attend_splits(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     KV_TILE: tl.constexpr,
     BATCH: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    each = tl.arange(0, BATCH)
-    lengths = tl.load(lengths_ptr + each, mask=each < rows, other=0)
-    # Longer than the table: no split of it; _fold_splits makes NaN of the row.
-    lengths = tl.where(lengths > longest, 0, lengths)
-    counts = (lengths + SPLIT - 1) // SPLIT - first_split(lengths, window, SPLIT, WINDOWED)
-    until = tl.cumsum(counts, 0)
+    counts, until = count_splits(lengths_ptr, rows, longest, window, BATCH, WINDOWED)
     r = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     there = (r < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
@@ -86,9 +97,9 @@ def _attend_splits(
         number = item // KV_HEADS
         row = tl.sum((until <= number).to(tl.int32), 0)
         length = tl.load(lengths_ptr + row)
-        split = number - tl.sum(tl.where(until <= number, counts, 0), 0) + first_split(length, window, SPLIT, WINDOWED)
-        low = split * SPLIT
-        high = tl.minimum(low + SPLIT, length)
+        split = number - tl.sum(tl.where(until <= number, counts, 0), 0) + first_split(length, window, WINDOWED)
+        low = split * SPAN
+        high = tl.minimum(low + SPAN, length)
         if WINDOWED:
             low = tl.maximum(low, length - window)
         head = kv_head * GROUP + r
@@ -109,7 +120,6 @@ def _attend_splits(
             BLOCK_STRIDE,
             HEAD_DIM,
             WIDTH,
-            TOKENS,
             KV_TILE,
             True,
             WINDOWED,
@@ -120,7 +130,7 @@ def _attend_splits(
         tl.store(outs_ptr + (record * HEAD_DIM)[:, None] + column[None, :], out, mask=there)
 
 
-@triton.jit(do_not_specialize=["splits", "longest", "window"])
+@triton.jit(do_not_specialize=["splits", "longest", "window"], do_not_specialize_on_alignment=["lengths_ptr"])
 def _fold_splits(
     out_ptr,
     tops_ptr,
@@ -136,7 +146,6 @@ def _fold_splits(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr,
     AHEAD: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
@@ -144,13 +153,13 @@ def _fold_splits(
     head = tl.program_id(1)
     column = tl.arange(0, WIDTH)
     length = tl.load(lengths_ptr + row)
-    end = (length + SPLIT - 1) // SPLIT
+    end = (length + SPAN - 1) // SPAN
     # Max and total stand in every lane, so that even the interpreter's exponential is that of the other kernels.
     top = tl.full([WIDTH], float("-inf"), tl.float32)
     total = tl.zeros([WIDTH], tl.float32)
     out = tl.zeros([WIDTH], tl.float32)
     last = tl.where(length > longest, 0, end)
-    for begin in tl.range(first_split(length, window, SPLIT, WINDOWED), last, AHEAD):
+    for begin in tl.range(first_split(length, window, WINDOWED), last, AHEAD):
         for ahead in tl.static_range(AHEAD):
             split = begin + ahead
             record = (row * splits + split) * HEADS + head
@@ -186,28 +195,22 @@ def decode(
     `value_scale` multiply what pages of float8 hold. `tiles` and `programs` are for tests: no bit depends on them
     but by `tiles.kv`. Temporary memory: `scratch_bytes`.
     """
-    rows, heads, head_dim = q.shape
+    rows, heads, _ = q.shape
     sizes, out = attention.constants(q, pages, layer, out)
     assert rows <= ROWS_MAX, rows
     assert table.shape[0] == lengths.shape[0] == rows and table.stride(1) == 1, (table.shape, table.stride())
     assert table.dtype == lengths.dtype == torch.int32 and lengths.is_contiguous(), (table.dtype, lengths.dtype)
     if rows == 0:
         return out
-    group = heads // pages.shape[3]
-    tiles = tiles or attention.tiles(head_dim, group, q.dtype, attention.capability_of(q.device))[0]
-    assert tiles.part == sizes["WIDTH"] and tiles.rows >= group, tiles
+    tiles = tiles or attention.tiles_for(q, pages, window)[0]
+    assert tiles.part == sizes["WIDTH"] and tiles.rows >= heads // sizes["KV_HEADS"], tiles
+    records = _records(q, table.shape[1])
     longest = table.shape[1] * attention.BLOCK_TOKENS
-    splits = -(-longest // SPLIT)
-    records = rows * splits * heads
-    scratch = torch.empty(records * (head_dim + 2), dtype=torch.float32, device=q.device)
-    outs, tops, totals = scratch.split([records * head_dim, records, records])
+    splits = records[0].shape[1]
     factor = attention.score_factor(scale, key_scale)
-    programs = min(programs or _programs(q.device), max(records // group, 1))
-    _attend_splits[(programs,)](
+    _attend_splits[(min(programs or _programs(q.device), rows * splits * sizes["KV_HEADS"]),)](
         q,
-        tops,
-        totals,
-        outs,
+        *records,
         pages,
         table,
         lengths,
@@ -228,12 +231,35 @@ def decode(
         num_stages=tiles.stages,
         **NUMERICS,
     )
-    folded = {name: sizes[name] for name in ("HEADS", "HEAD_DIM", "WIDTH", "SPLIT")}
+    _fold(out, records, lengths, longest, window, factor, value_scale)
+    return out
+
+
+def _records(q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for max and total [rows, splits, heads] and out [rows, splits, heads, head_dim], fp32."""
+    rows, heads, head_dim = q.shape
+    shape = (rows, -(-width * attention.BLOCK_TOKENS // SPLIT), heads)
+    count = math.prod(shape)
+    outs, tops, totals = torch.empty(count * (head_dim + 2), dtype=torch.float32, device=q.device).split(
+        [count * head_dim, count, count]
+    )
+    return tops.view(shape), totals.view(shape), outs.view(*shape, head_dim)
+
+
+def _fold(
+    out: torch.Tensor,
+    records: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    lengths: torch.Tensor,
+    longest: int,
+    window: int,
+    factor: float,
+    value_scale: float,
+) -> None:
+    rows, heads, head_dim = out.shape
+    splits = records[0].shape[1]
     _fold_splits[(rows, heads)](
         out,
-        tops,
-        totals,
-        outs,
+        *records,
         lengths,
         out.stride(0),
         splits,
@@ -241,23 +267,30 @@ def decode(
         window,
         factor,
         value_scale,
-        **folded,
-        AHEAD=AHEAD,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        WIDTH=triton.next_power_of_2(head_dim),
+        AHEAD=triton.next_power_of_2(min(splits, AHEAD)),
         WINDOWED=window > 0,
         num_warps=_fold_warps(head_dim),
         **NUMERICS,
     )
-    return out
 
 
 def scratch_bytes(rows: int, heads: int, head_dim: int, width: int) -> int:
     """What `decode` allocates for a table [rows, width]."""
-    return 4 * rows * heads * (head_dim + 2) * -(-width * attention.BLOCK_TOKENS // SPLIT)
+    records = rows * heads * -(-width * attention.BLOCK_TOKENS // SPLIT)
+    return 4 * (-(-records // 4) * 4) * (head_dim + 2)
 
 
 def _batch(rows: int) -> int:
     """Few sizes, so that few kernels are compiled."""
     return 128 if rows <= 128 else ROWS_MAX
+
+
+def _ahead(splits: int, device: torch.device) -> int:
+    """Always the same on a GPU, so that no table's width waits for a compiler; interpreted, each costs its time."""
+    return AHEAD if device.type == "cuda" else triton.next_power_of_2(min(splits, AHEAD))
 
 
 def _fold_warps(head_dim: int) -> int:
@@ -292,7 +325,7 @@ def builds() -> list[Build]:
     found = []
     for served in attention.SERVED:
         for capabilities in served.capabilities:
-            tiles = attention.tiles(served.head_dim, served.group, torch.bfloat16, capabilities[0])[0]
+            tiles = served.tiles(capabilities[0])[0]
             found.append(
                 Build(
                     name=f"attention_decode.{served.name}.{capabilities[0]}",
@@ -303,7 +336,7 @@ def builds() -> list[Build]:
                         "totals_ptr": "*fp32",
                         "outs_ptr": "*fp32",
                         "pages_ptr": f"*{served.pages}",
-                        **dict.fromkeys(("table_ptr", "lengths_ptr"), "*i32"),
+                        **dict.fromkeys(("table_ptr", "lengths_ptr"), "*i32:1"),
                         "q_stride": "i32:16",
                         **dict.fromkeys(("rows", "table_stride", "splits", "longest", "layer", "window"), "i32"),
                         "factor": "fp32",
@@ -330,7 +363,7 @@ def builds() -> list[Build]:
                 signature={
                     "out_ptr": "*bf16",
                     **dict.fromkeys(("tops_ptr", "totals_ptr", "outs_ptr"), "*fp32"),
-                    "lengths_ptr": "*i32",
+                    "lengths_ptr": "*i32:1",
                     "out_stride": "i32:16",
                     **dict.fromkeys(("splits", "longest", "window"), "i32"),
                     **dict.fromkeys(("factor", "value_scale"), "fp32"),
@@ -339,7 +372,6 @@ def builds() -> list[Build]:
                     "HEADS": 32,
                     "HEAD_DIM": head_dim,
                     "WIDTH": head_dim,
-                    "SPLIT": SPLIT,
                     "AHEAD": AHEAD,
                     "WINDOWED": windowed,
                 },

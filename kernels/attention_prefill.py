@@ -22,14 +22,19 @@ import triton
 import triton.language as tl
 
 from zjournal.kernels import attention
-from zjournal.kernels.attention import Tiles, attend_split, finish, fold
+from zjournal.kernels.attention import SPAN, TOKENS, Tiles, attend_split, finish, fold
 from zjournal.kernels.build import NUMERICS, Build
 from zjournal.kernels.numbers import narrow
 
+REGISTERS_MAX = 255  # of a thread: told, or ptxas spills some to make room for one more block
+
 
 @triton.jit
-def find_sequence(starts_ptr, sequences, tile, TILE: tl.constexpr):
-    """The sequence that a tile of rows is of. Sequence i has the tiles from starts[i] // TILE + i on: at least its own."""
+def find_rows(starts_ptr, position_ptr, sequences, tile, TILE: tl.constexpr):
+    """A tile's sequence, its first row, its last, and the first's position; a first beyond the last if it has no rows.
+
+    Sequence i has the tiles from starts[i] // TILE + i on, enough for its rows.
+    """
     left = tile * 0
     right = left + sequences
     while right - left > 1:
@@ -38,10 +43,65 @@ def find_sequence(starts_ptr, sequences, tile, TILE: tl.constexpr):
             left = middle
         else:
             right = middle
-    return left
+    begin = tl.load(starts_ptr + left)
+    first = begin + (tile - begin // TILE - left) * TILE
+    last = tl.minimum(first + TILE, tl.load(starts_ptr + left + 1)) - 1
+    return left, first, last, tl.load(position_ptr + first, mask=first <= last, other=-1)
 
 
-@triton.jit(do_not_specialize=["sequences", "table_stride", "layer", "window"])
+@triton.jit
+def attend_seen(
+    q,
+    row_end,
+    start,
+    end,
+    window,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    factor,
+    columns,
+    BLOCK_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PART: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """All splits of rows at the positions from `start` to below `end`. Returns total [rows] and out [rows, PART]."""
+    top = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([q.shape[0]], tl.float32)
+    out = tl.zeros([q.shape[0], PART], tl.float32)
+    low = tl.maximum(start + 1 - window, 0) if WINDOWED else start * 0
+    # The splits that every row sees whole, then those that need a mask; with a window, all of them do.
+    rest = low // SPAN * SPAN if WINDOWED else (start + 1) // SPAN * SPAN
+    for MASKED in tl.static_range(1 if WINDOWED else 0, 2):
+        for split in tl.range(rest if MASKED else low, end if MASKED else rest, SPAN):
+            part_top, part_total, part = attend_split(
+                q,
+                row_end,
+                window,
+                tl.maximum(split, low),
+                tl.minimum(split + SPAN, end),
+                keys_ptr,
+                values_ptr,
+                table_ptr,
+                factor,
+                columns,
+                BLOCK_STRIDE,
+                HEAD_DIM,
+                PART,
+                KV_TILE,
+                MASKED,
+                WINDOWED,
+            )
+            top, total, out = fold(top, total, out, part_top, part_total, part, factor)
+    return total, out
+
+
+@triton.jit(
+    do_not_specialize=["sequences", "table_stride", "layer", "window"],
+    do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "position_ptr"],
+)
 def _attend_rows(
     q_ptr,
     out_ptr,
@@ -64,8 +124,6 @@ def _attend_rows(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     KV_TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -75,84 +133,39 @@ def _attend_rows(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     from_column = tl.program_id(2) * PART
-    sequence = find_sequence(starts_ptr, sequences, tile, TILE)
-    begin = tl.load(starts_ptr + sequence)
-    stop = tl.load(starts_ptr + sequence + 1)
-    first = begin + (tile - begin // TILE - sequence) * TILE
-    if first >= stop:
+    sequence, first, last, start = find_rows(starts_ptr, position_ptr, sequences, tile, TILE)
+    if first > last:
         return
-    last = tl.minimum(first + TILE, stop) - 1
-    start = tl.load(position_ptr + first)
-    end = start + last - first + 1
-
     r = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
     row = first + r // GROUP
     real = (r < TILE * GROUP) & (row <= last)
     at = (kv_head * GROUP + r % GROUP) * HEAD_DIM
+    column = tl.arange(0, WIDTH)
     there = real[:, None] & (column < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + (row.to(tl.int64) * q_stride + at)[:, None] + column[None, :], mask=there, other=0.0)
-    row_end = tl.where(real, start + row - first + 1, 0)
     keys = pages_ptr + layer.to(tl.int64) * LAYER_STRIDE + kv_head * (TOKENS * HEAD_DIM)
-    values = keys + LAYER_STRIDE // 2 + from_column
-    table = table_ptr + sequence.to(tl.int64) * table_stride
-
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, PART], tl.float32)
-    if WINDOWED:
-        low = tl.maximum(start + 1 - window, 0)
-        rest = low // SPLIT * SPLIT
-    else:
-        low = start * 0
-        rest = (start + 1) // SPLIT * SPLIT
-        for split in tl.range(0, rest, SPLIT):
-            part_top, part_total, part = attend_split(
-                q,
-                row_end,
-                window,
-                split,
-                split + SPLIT,
-                keys,
-                values,
-                table,
-                factor,
-                HEAD_DIM - from_column,
-                BLOCK_STRIDE,
-                HEAD_DIM,
-                PART,
-                TOKENS,
-                KV_TILE,
-                False,
-                False,
-            )
-            top, total, out = fold(top, total, out, part_top, part_total, part, factor)
-    for split in tl.range(rest, end, SPLIT):
-        part_top, part_total, part = attend_split(
-            q,
-            row_end,
-            window,
-            tl.maximum(split, low),
-            tl.minimum(split + SPLIT, end),
-            keys,
-            values,
-            table,
-            factor,
-            HEAD_DIM - from_column,
-            BLOCK_STRIDE,
-            HEAD_DIM,
-            PART,
-            TOKENS,
-            KV_TILE,
-            True,
-            WINDOWED,
-        )
-        top, total, out = fold(top, total, out, part_top, part_total, part, factor)
-    out = finish(total, out, value_scale)
+    total, out = attend_seen(
+        q,
+        tl.where(real, start + row - first + 1, 0),
+        start,
+        start + last - first + 1,
+        window,
+        keys,
+        keys + LAYER_STRIDE // 2 + from_column,
+        table_ptr + sequence.to(tl.int64) * table_stride,
+        factor,
+        HEAD_DIM - from_column,
+        BLOCK_STRIDE,
+        HEAD_DIM,
+        PART,
+        KV_TILE,
+        WINDOWED,
+    )
     column = from_column + tl.arange(0, PART)
     there = real[:, None] & (column < HEAD_DIM)[None, :]
     place = (row.to(tl.int64) * out_stride + at)[:, None] + column[None, :]
-    tl.store(out_ptr + place, narrow(out, out_ptr.dtype.element_ty), mask=there)
+    out = narrow(finish(total, out, value_scale), out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place, out, mask=there)
 
 
 def prefill(
@@ -170,7 +183,7 @@ def prefill(
     *,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """Attention of q [rows, heads, head_dim]: rows starts[i] to starts[i + 1] are of sequence i, whose blocks are table[i].
+    """Attention of q [rows, heads, head_dim]. Rows starts[i] to starts[i + 1] are of sequence i, blocks table[i].
 
     A sequence may have no rows. A row's own key and those before it are in the pages. A sequence at position -1 gets
     zeros in its one row. `key_scale` and `value_scale` multiply what pages of float8 hold. `tiles` is for tests: no bit
@@ -186,7 +199,7 @@ def prefill(
         return out
     kv_heads = sizes["KV_HEADS"]
     group = heads // kv_heads
-    tiles = tiles or attention.tiles(head_dim, group, q.dtype, attention.capability_of(q.device))[1]
+    tiles = tiles or attention.tiles_for(q, pages, window)[1]
     assert tiles.rows >= group, tiles
     grid = (rows // (tiles.rows // group) + sequences, kv_heads, -(-head_dim // tiles.part))
     _attend_rows[grid](
@@ -211,6 +224,7 @@ def prefill(
         WINDOWED=window > 0,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=REGISTERS_MAX,
         **NUMERICS,
     )
     return out
@@ -240,7 +254,7 @@ def builds() -> list[Build]:
     found = []
     for served in attention.SERVED:
         for capabilities in served.capabilities:
-            tiles = attention.tiles(served.head_dim, served.group, torch.bfloat16, capabilities[0])[1]
+            tiles = served.tiles(capabilities[0])[1]
             found.append(
                 Build(
                     name=f"attention_prefill.{served.name}.{capabilities[0]}",
@@ -248,7 +262,7 @@ def builds() -> list[Build]:
                     signature={
                         **dict.fromkeys(("q_ptr", "out_ptr"), "*bf16"),
                         "pages_ptr": f"*{served.pages}",
-                        **dict.fromkeys(("table_ptr", "starts_ptr", "position_ptr"), "*i32"),
+                        **dict.fromkeys(("table_ptr", "starts_ptr", "position_ptr"), "*i32:1"),
                         **dict.fromkeys(("q_stride", "out_stride"), "i32:16"),
                         **dict.fromkeys(("sequences", "table_stride", "layer", "window"), "i32"),
                         **dict.fromkeys(("factor", "value_scale"), "fp32"),
@@ -262,6 +276,7 @@ def builds() -> list[Build]:
                     },
                     num_warps=tiles.warps,
                     num_stages=tiles.stages,
+                    maxnreg=REGISTERS_MAX,
                     dot=True,
                     sweep=served.sweep,
                     capabilities=capabilities,

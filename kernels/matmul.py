@@ -139,8 +139,9 @@ def linear_fast(
             end = first + values.shape[0]
             out[:, first:end] = _torch_linear(x, values, None if bias is None else bias[first:end], out.dtype)
         return out
-    out = result(x, weight.shape[0], out, out_dtype)
-    return out.copy_(_torch_linear(x, weight, bias, out.dtype))
+    if out is None:
+        return _torch_linear(x, weight, bias, out_dtype)
+    return result(x, weight.shape[0], out, out_dtype).copy_(_torch_linear(x, weight, bias, out.dtype))
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor | Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -161,11 +162,26 @@ def result(x: torch.Tensor, n: int, out: torch.Tensor | None, out_dtype: torch.d
     return out
 
 
-def _expanded(weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
-    """The matrix in bf16, a few outputs after the other: (first output, [outputs, k])."""
+def tiles_taken(rows: int, weight: torch.Tensor | Packed) -> set[Tile]:
+    """What `linear` needs compiled for this weight and so many rows."""
+    if not isinstance(weight, Packed):
+        return {tile_for(rows, weight.shape[0])}
+    if rows <= matmul_packed.ROWS_MAX or not weight.spec.group:
+        return {matmul_packed.tile_for(weight.spec, rows)}
+    return {tile_for(rows, count) for _, count in _parts(weight)}
+
+
+def _parts(weight: Packed) -> Iterator[tuple[int, int]]:
+    """The outputs that are expanded at once: the first, and how many."""
     at_once = max(EXPANDED_MAX // (2 * weight.k) // 128 * 128, 128)
     for first in range(0, weight.n, at_once):
-        yield first, dequantise(weight, first, min(at_once, weight.n - first))
+        yield first, min(at_once, weight.n - first)
+
+
+def _expanded(weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
+    """The matrix in bf16, a few outputs after the other: (first output, [outputs, k])."""
+    for first, count in _parts(weight):
+        yield first, dequantise(weight, first, count)
 
 
 def _torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -206,8 +222,9 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ou
 
 def builds() -> Iterator[Build]:
     """Every tile; logits in fp32; a bias; and a k that no step divides, which no served model has."""
+    few = (TILES[0], TILES[3], TILES[4])  # what a decode step and a prompt take; the others are left to the long sweep
     for tile in TILES:
-        yield _build("", tile, {"y_ptr": "*bf16"}, {"bias_ptr": None, "EVEN_K": True}, sweep=tile == TILES[1])
+        yield _build("", tile, {"y_ptr": "*bf16"}, {"bias_ptr": None, "EVEN_K": True}, sweep=tile not in few)
         yield _build("-logits", tile, {"y_ptr": "*fp32"}, {"bias_ptr": None, "EVEN_K": True}, sweep=True)
         yield _build("-bias", tile, {"y_ptr": "*bf16", "bias_ptr": "*bf16"}, {"EVEN_K": True}, sweep=tile != TILES[-1])
         yield _build("-odd", tile, {"y_ptr": "*bf16"}, {"bias_ptr": None, "EVEN_K": False}, sweep=True)

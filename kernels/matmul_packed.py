@@ -141,8 +141,8 @@ def _constants(spec: Kind, k: int, step: int, tile: Tile) -> dict[str, int | boo
 
 def builds() -> Iterator[Build]:
     """All kinds, tiles and steps; the few that are not left to the long sweep are the usual ones and the largest."""
-    one_row = [(kind, TILES[0], 128) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K", "INT8")]
-    chosen = [*one_row, ("Q4_1", TILES[0], 64), ("Q4_K", TILES[-1], 128), ("Q6_K", TILES[-1], 128), ("INT8", WIDE, 128)]
+    one_row = [(kind, TILES[0], 128) for kind in ("Q4_1", "Q8_0", "Q4_K")]
+    chosen = [*one_row, ("Q4_K", TILES[-1], 128), ("Q6_K", TILES[-1], 128), ("INT8", WIDE, 128)]
     for kind, spec in KINDS.items():
         for tile in TILES if spec.group else (*TILES, WIDE):
             for step in (128,) if spec.supers else (128, 64):

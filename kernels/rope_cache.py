@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from zjournal.kernels.attention import BLOCK_TOKENS, PAGE_DTYPES
+from zjournal.kernels.attention import BLOCK_TOKENS, PAGE_DTYPES, TOKENS
 from zjournal.kernels.build import NUMERICS, Build
 from zjournal.kernels.numbers import INTERPRETED, narrow
 
@@ -40,7 +40,10 @@ def to_page(x, dtype: tl.constexpr):
     return narrow(x, dtype)
 
 
-@triton.jit(do_not_specialize=["table_stride", "layer"])
+@triton.jit(
+    do_not_specialize=["table_stride", "layer"],
+    do_not_specialize_on_alignment=["position_ptr", "sequence_ptr", "table_ptr"],
+)
 def _rope_and_write(
     qkv_ptr,
     position_ptr,
@@ -65,7 +68,6 @@ def _rope_and_write(
     HALF: tl.constexpr,
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     NORMED: tl.constexpr,
 ):
@@ -81,13 +83,10 @@ def _rope_and_write(
     half = i < HALF
     rest = 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
     of_rest = rest < HEAD_DIM
-
     at = qkv_ptr + row * qkv_stride + (head * HEAD_DIM)[:, None]
     a = tl.load(at + i, mask=real & half, other=0.0).to(tl.float32)
     b = tl.load(at + HALF + i, mask=real & half, other=0.0).to(tl.float32)
-    c = tl.zeros([HEAD_TILE, REST_WIDTH], tl.float32)
-    if 2 * HALF < HEAD_DIM:
-        c = tl.load(at + rest, mask=real & of_rest, other=0.0).to(tl.float32)
+    c = tl.load(at + rest, mask=real & of_rest, other=0.0).to(tl.float32)  # left out where there is no rest
     if NORMED:
         squares = tl.sum(tl.fma(a, a, b * b), 1) + tl.sum(c * c, 1)
         factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
@@ -99,12 +98,11 @@ def _rope_and_write(
     turned_a = tl.where(is_v, a, tl.fma(a, cos, -(b * sin)))
     turned_b = tl.where(is_v, b, tl.fma(b, cos, a * sin))
 
-    kind = tl.where(is_v, 1, 0)
-    kv_head = head[:, None] - HEADS - kind * KV_HEADS
     sequence = tl.load(sequence_ptr + row).to(tl.int64)
     block = tl.load(table_ptr + sequence * table_stride + position // TOKENS).to(tl.int64)
     page = pages_ptr + block * BLOCK_STRIDE + layer.to(tl.int64) * LAYER_STRIDE
-    page += (kind * KV_HEADS + kv_head) * (TOKENS * HEAD_DIM) + position % TOKENS * HEAD_DIM
+    # The heads of v follow those of k, in a page as in a row.
+    page += (head - HEADS)[:, None] * (TOKENS * HEAD_DIM) + position % TOKENS * HEAD_DIM
     kept = real & (head >= HEADS)[:, None]
     per_scale = 1.0 / tl.where(is_v, value_scale, key_scale)
     q_type: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -196,7 +194,6 @@ def _sizes(heads: int, kv_heads: int, head_dim: int, half: int, layers: int) -> 
         "HALF": half,
         "HALF_WIDTH": half_width,
         "REST_WIDTH": rest_width,
-        "TOKENS": BLOCK_TOKENS,
         "HEAD_TILE": max(1, ELEMENTS // triton.next_power_of_2(head_dim)),
     }
 
@@ -264,7 +261,7 @@ def builds() -> list[Build]:
                 kernel=_rope_and_write,
                 signature={
                     "qkv_ptr": "*bf16",
-                    **dict.fromkeys(("position_ptr", "sequence_ptr", "table_ptr"), "*i32"),
+                    **dict.fromkeys(("position_ptr", "sequence_ptr", "table_ptr"), "*i32:1"),
                     **dict.fromkeys(("cos_ptr", "sin_ptr", *(norms if normed else ())), "*fp32"),
                     "pages_ptr": f"*{pages}",
                     "qkv_stride": "i32:16",

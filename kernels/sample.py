@@ -28,7 +28,7 @@ import triton.language as tl
 
 from zjournal.kernels.build import NUMERICS, Build
 
-VOCAB_MAX = 1 << 18  # so that a sum of weights stays below 2^63
+VOCAB_MAX = (1 << 19) - 1  # so that a sum of weights stays below 2^63
 _PART, _WARPS = 4096, 8  # tokens of a program, where a row is spread over programs
 _TILE, _TILE_WARPS = 4096, 16  # at once, where one program has a row for itself
 _TILE_REGISTERS = 128  # all that so many threads can have: ptxas would rather spill two than leave no room for another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from zjournal.engine.models.forward import Layer, Linear, Loaded, Ops
 
 BLOCK_TOKENS = 16
 ROPE_BASE = 500_000.0
+SAID_MAX = 200  # of what an exception says
 
 
 @dataclass
@@ -47,6 +49,21 @@ class Run:
         self.skipped.append(what)
         return False
 
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """What fails is a line that is not reached, and the rest goes on: the next run may be far off."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            self.say(table.Line(what, "failed", told[:SAID_MAX], None, "runs", False))
+
+    @property
+    def float8(self) -> bool:
+        """Whether pages may hold e4m3."""
+        return self.dry or torch.cuda.get_device_capability(self.device.where) >= (8, 9)
+
     def say(self, line: table.Line, **figures: float) -> None:
         """Prints a line at once, as what comes later may fail."""
         self.lines.append(line)
@@ -56,7 +73,8 @@ class Run:
     def seconds(self, work: Callable[[], object], tries: int = 5, each: int = 10) -> float:
         """Seconds of one call as the host makes it, the median of `tries` times `each` of them."""
         tries, each = (1, 1) if self.dry else (tries, each)
-        work()
+        if not self.dry:
+            work()
         taken = []
         for _ in range(tries):
             self.device.mark().wait()

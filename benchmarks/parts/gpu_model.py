@@ -31,17 +31,19 @@ def model(run: Run) -> None:
         return
     shape = gpu.TOY if run.dry else gpu.LLAMA_8B
     batches = (1, 3) if run.dry else (1, 2, 4, 8, 16, 32, 64)
-    context = 40 if run.dry else CONTEXT
-    prompts = (40,) if run.dry else (8192, 65536)
+    context = 20 if run.dry else CONTEXT
+    prompts = (20,) if run.dry else (8192, 65536)
     width = -(-max(context, *prompts) // BLOCK_TOKENS)
     blocks = max(width, batches[-1] * -(-context // BLOCK_TOKENS))
     held = gpu.model(run, shape, passes.exact(), max(context, *prompts))
     fast = Loaded(**(vars(held) | {"ops": passes.fast()}))
     pages = gpu.pages(run, shape, blocks)
     bandwidth = run.figures["copy_bandwidth"]
-    _decode(run, shape, held, fast, pages, batches, context, bandwidth)
+    with run.attempt("decode steps"):
+        _decode(run, shape, held, fast, pages, batches, context, bandwidth)
     for prompt in prompts:
-        _prompt(run, shape, held, fast, pages, prompt)
+        with run.attempt(f"first token, prompt of {prompt:,}"):
+            _prompt(run, shape, held, fast, pages, prompt)
 
 
 def _decode(

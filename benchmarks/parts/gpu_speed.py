@@ -24,8 +24,16 @@ HIDDEN, FFN, VOCAB = 4096, 14336, 128256
 def kernels(run: Run) -> None:
     """A line for each kernel and size."""
     bandwidth, peak = copy_bandwidth(run), bf16_peak(run)
-    for lines in (_decode, _moves, _prefill, _products, _packed, _draw):
-        lines(run, bandwidth, peak)
+    for what, lines in (
+        ("decode attention", _decode),
+        ("gather and scatter", _moves),
+        ("prefill attention", _prefill),
+        ("matrix products", _products),
+        ("packed matrix products", _packed),
+        ("draws", _draw),
+    ):
+        with run.attempt(f"speed: {what}"):
+            lines(run, bandwidth, peak)
 
 
 def copy_bandwidth(run: Run) -> float:

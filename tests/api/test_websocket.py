@@ -8,6 +8,7 @@ import random
 import socket
 import string
 import zlib
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,8 +22,10 @@ from tests.api.desk import FakeDesk, answer
 from tests.api.serving import serving
 from zjournal import errors
 from zjournal.api.app import create_app
+from zjournal.api.guard import Edge, Neighbours
+from zjournal.api.sse import CONNECTION
 from zjournal.api.websocket import Sockets
-from zjournal.api.websocket_intake import PING_S, WebSocketProtocol, ping_timeout_s, watched
+from zjournal.api.websocket_intake import FRAMES_MAX, PING_S, WebSocketProtocol, ping_timeout_s, watched
 from zjournal.api.websocket_state import Bounds
 from zjournal.ask import TextDelta, Waiting
 
@@ -352,6 +355,90 @@ def test_frames_that_are_none_end_their_socket_and_no_other(sent: bytes, caplog:
     assert b"\x88" in told, "the socket is closed with a word"
     assert after[-1]["type"] == "response.completed"
     assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+def test_a_message_in_frames_without_end_is_told_and_ends_its_socket() -> None:
+    """Empty frames are nothing to the limit on bytes, and each takes memory and time."""
+    desk = FakeDesk(answer("a"))
+
+    async def main() -> bytes:
+        async with serving(desk, ws=WebSocketProtocol) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(HANDSHAKE)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(masked(0x01, b"{") + masked(0x00) * (FRAMES_MAX + 10))
+            told = await asyncio.wait_for(reader.read(), WAIT_S)
+            writer.close()
+            return told
+
+    told = asyncio.run(main())
+    assert b"request_too_large" in told and b"\x88" in told and b"too many frames" in told
+
+
+def test_a_message_in_many_frames_is_taken() -> None:
+    desk = FakeDesk(answer("a"))
+    asked = json.dumps({"type": "response.create", "model": "smol", "input": "hi"})
+
+    async def script(opened: ClientConnection) -> list[dict[str, Any]]:
+        await opened.send([*asked[:-1], *[" "] * 2000, "}"])
+        return [json.loads(await opened.recv()) for _ in range(2)]
+
+    assert run(desk, script)[0]["type"] == "response.created"
+
+
+def test_pings_of_a_client_that_reads_nothing_do_not_heap_up() -> None:
+    """It is owed an answer to the last ones, as RFC 6455 has it."""
+    desk = FakeDesk([])
+    ping = masked(0x89, b"x" * 125)
+    sent = ping * 200_000  # 26 MB: more than the system's buffers take
+
+    async def main() -> tuple[int, bytes]:
+        async with serving(desk, ws=WebSocketProtocol) as url:
+            small = socket.socket()
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            small.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            small.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(small, HANDSHAKE)
+            assert b" 101 " in await asyncio.wait_for(loop.sock_recv(small, 4096), WAIT_S)
+            await asyncio.wait_for(loop.sock_sendall(small, sent), WAIT_S)
+            await loop.sock_sendall(small, masked(0x89, b"last") + masked(0x88, b"\x03\xe8"))
+            size, end = 0, b""
+            while data := await asyncio.wait_for(loop.sock_recv(small, 1 << 20), WAIT_S):
+                size, end = size + len(data), (end + data)[-100:]
+            small.close()
+            return size, end
+
+    size, _ = asyncio.run(main())
+    assert 0 < size < len(sent) // 2
+
+
+def test_the_end_of_the_server_is_no_failure_of_a_socket_whose_client_reads_nothing() -> None:
+    """It waits to refuse what the client sent, and hears of nothing else."""
+    desk: Any = FakeDesk([])
+
+    async def main() -> None:
+        sent = asyncio.Event()
+        incoming = asyncio.Queue[dict[str, Any]]()
+        for message in ({"type": "websocket.connect"}, *[{"type": "websocket.receive", "text": "{"}] * 20):
+            incoming.put_nowait(message)
+
+        async def send(message: Any) -> None:
+            if message["type"] == "websocket.send":
+                sent.set()
+                await asyncio.Event().wait()
+
+        connection = SimpleNamespace(cut=None, stopping=False)
+        headers = [(b"host", b"127.0.0.1")]
+        scope: Any = {"type": "websocket", "path": "/v1/responses", "headers": headers, CONNECTION: connection}
+        edge = Edge(Mock(), Neighbours("127.0.0.1", 0), desk.metrics, Sockets(desk))  # type: ignore[arg-type]
+        serving = asyncio.ensure_future(edge(scope, incoming.get, send))  # type: ignore[arg-type]
+        await asyncio.wait_for(sent.wait(), WAIT_S)
+        connection.stopping = True
+        serving.cancel()
+        await asyncio.wait_for(serving, WAIT_S)
+
+    asyncio.run(main())
 
 
 @given(st.binary(max_size=200), st.booleans())

@@ -8,19 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from tests.engine import interpreted, toy
 from zjournal.checkpoint.checkpoint import open_checkpoint
-from zjournal.engine import device_memory, devices, loading
+from zjournal.engine import device_memory, device_runner, devices, loading
 from zjournal.engine.cache.staging import Direct
 from zjournal.engine.decoding.steering import Choice
 from zjournal.engine.device import Host
-from zjournal.engine.device_runner import RESERVE_BYTES, DeviceRunner, _kv_bytes, draws
+from zjournal.engine.device_runner import RESERVE_BYTES, DeviceRunner, _kv_bytes, _singles, _warm, draws
 from zjournal.engine.graphs import buckets
+from zjournal.engine.models import forward as passes
+from zjournal.engine.models.decoder import Batch
 from zjournal.engine.runner import Runner
 from zjournal.engine.sequence import Sampled, Slice
 from zjournal.errors import EngineFailed, EngineStartFault
-from zjournal.kernels import rmsnorm
+from zjournal.kernels import matmul, rmsnorm
 from zjournal.kernels import sample as sampling
 from zjournal.kernels.blocks import gather, scatter
 from zjournal.link import wire
@@ -211,6 +214,36 @@ def test_a_draw_depends_on_seed_and_position_only(runner: DeviceRunner) -> None:
     assert len(set(alone)) == 3
 
 
+# --- a step's numbers -----------------------------------------------------------------------------------
+
+
+def numbers(*values: list) -> list[torch.Tensor]:
+    return [torch.tensor(one, dtype=torch.int32) for one in values]
+
+
+def test_what_goes_up_in_one_copy_comes_apart_as_it_was() -> None:
+    token, position, sequence, want = numbers([9, 8, 7, 6, 5], [40, 3, 0, 1, 2], [0, 1, 2, 2, 2], [0, 1, 4])
+    (table,) = numbers([[1, 2, 3], [4, 0, 0], [5, 0, 0]])
+    sizes, packed = passes.pack(token, position, sequence, table, want)
+    step = passes.unpack(sizes, packed)
+    assert (sizes.rows, sizes.sequences, sizes.singles, sizes.width, sizes.wanted) == (5, 3, 2, 3, 3)
+    for given, found in ((token, step.token), (position, step.position), (table, step.table), (want, step.want)):
+        assert torch.equal(given, found)
+    assert (step.lengths.tolist(), step.starts.tolist()) == ([41, 4], [0, 3])
+    offsets = [part.storage_offset() for part in step if isinstance(part, torch.Tensor)]
+    assert all(offset % passes.ALIGN == 0 for offset in offsets)
+
+
+def test_short_slices_are_rows_of_their_own_while_there_is_memory_for_them() -> None:
+    token, position, sequence, want = numbers([1] * 13, [7, 8, 0, *range(10)], [0, 0, 1, *[2] * 10], [0, 1, 2])
+    (table,) = numbers([[1, 2], [3, 0], [4, 5]])
+    batch = Batch(token, position, sequence, table, want)
+    made = _singles(batch, 3)
+    assert made.sequence.tolist() == [0, 1, 2, *[3] * 10]
+    assert made.table.tolist() == [[1, 2], [1, 2], [3, 0], [4, 5]]
+    assert _singles(batch, 2) is batch
+
+
 # --- memory ---------------------------------------------------------------------------------------------
 
 
@@ -230,6 +263,31 @@ def test_the_pool_is_as_large_as_the_device_leaves_it(path: Path) -> None:
     one = DeviceRunner.load(start, Host(free), interpreted.kernels(), lambda _: None, step_tokens=0)
     assert (one.block_count, one.block_bytes, one.vocab_size) == (9, interpreted.BLOCK_BYTES, toy.VOCAB)
     one.close()
+
+
+class Shapes:
+    """A model that computes nothing: which steps it was asked for, and what their products would need compiled."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def tiles(self, rows: int) -> set[matmul.Tile]:
+        return {matmul.tile_for(rows, n) for n in (576, 4096, 28672)}
+
+    def new_pages(self, blocks: int) -> torch.Tensor:
+        return torch.empty(blocks)
+
+    def forward(self, batch: Batch, pages: torch.Tensor) -> None:
+        assert batch.want.max() < len(batch.token)
+        self.rows.append(len(batch.token))
+
+
+def test_no_request_waits_for_a_tile_to_be_compiled() -> None:
+    model = Shapes()
+    _warm(Host(), model, 8192, 2048, 8)
+    wanted = set().union(*(model.tiles(rows) for rows in range(1, 2049)))
+    assert set().union(*(model.tiles(rows) for rows in model.rows)) == wanted == set(matmul.TILES)
+    assert len(model.rows) <= len(wanted) + 2
 
 
 @pytest.mark.parametrize(
@@ -269,6 +327,48 @@ def test_weights_are_counted_as_they_are_held(path: Path) -> None:
 @pytest.fixture
 def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "look", lambda: "torch sees no CUDA device")
+
+
+def test_a_card_without_a_compiler_beside_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name, value in (
+        ("is_available", True),
+        ("get_device_name", "A card"),
+        ("get_device_capability", (9, 0)),
+        ("mem_get_info", (5, 9)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(devices.shutil, "which", lambda name: "/bin/clang" if name == "clang" else None)
+    assert devices.look() == devices.Card("A card", 5, (9, 0))
+    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    assert devices.look() == "there is no C compiler (gcc or clang), which triton needs"
+
+
+def test_a_start_that_fails_on_the_card_ends_on_the_cpu_unless_the_card_was_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> DeviceRunner:
+        raise EngineStartFault("The device has no room for KV.")
+
+    monkeypatch.setattr(devices, "look", lambda: devices.Card("A card", 1 << 40, (9, 0)))
+    monkeypatch.setattr(devices, "_on_cuda", fails)
+    with caplog.at_level(logging.INFO, "zjournal.engine"):
+        loaded = devices.load(wire.Start(model=str(path), device="auto", kv_bytes=1 << 22), lambda _: None)
+    assert isinstance(loaded, Runner)
+    assert "the model runs on the CPU: The device has no room for KV" in caplog.messages
+    loaded.close()
+    with pytest.raises(EngineStartFault, match="no room for KV"):
+        devices.load(wire.Start(model=str(path), device="cuda", kv_bytes=1 << 22), lambda _: None)
+
+
+def test_kernels_that_do_not_run_are_a_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OutOfResources(1, 0, "shared memory")
+
+    monkeypatch.setattr(device_runner, "_warm", broken)
+    with pytest.raises(EngineStartFault, match="The kernels do not run on interpreted: out of resource: shared"):
+        DeviceRunner.load(interpreted.start(path), Host(), interpreted.kernels(), lambda _: None)
 
 
 @pytest.mark.usefixtures("without_a_card")

@@ -8,6 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from benchmarks.parts.gpu import Run
+from benchmarks.parts.gpu_numbers import _error
+from zjournal.engine.device import Host
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEADLINE_S = 420
 PARTS = {"numbers", "the same each time", "kernels", "model"}
@@ -28,8 +35,27 @@ def test_the_dry_run_finds_the_numbers_right_and_leaves_nothing_out(tmp_path: Pa
     proved = [what for what, line in lines.items() if line["reached"] is not None]
     assert all(lines[what]["reached"] for what in proved)
     assert sum(what.startswith("right: ") for what in proved) == 4
-    assert sum(what.startswith("same: ") for what in proved) == 3
-    assert len(proved) == 7, "times mean nothing here, so nothing is asked of them"
+    assert sum(what.startswith("same: ") for what in proved) == 5
+    assert len(proved) == 9, "times mean nothing here, so nothing is asked of them"
+
+
+def test_what_fails_is_told_and_does_not_end_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Run(Host(), True, float("inf"))
+    with one.attempt("a kernel"):
+        raise ValueError("needs\nmore")
+    (line,) = one.lines
+    assert (line.what, line.ours, line.peer, line.reached) == ("a kernel", "failed", "ValueError: needs more", False)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_one_wrong_byte_is_no_rounding() -> None:
+    right = torch.full((1000,), 255, dtype=torch.uint8)
+    wrong = right.clone()
+    wrong[7] = 254
+    assert _error(right, right) == 0
+    assert _error(wrong, right) == float("inf")
+    assert _error(torch.tensor([1.0, torch.nan]), torch.ones(2)) == float("inf")
+    assert 0.9 < _error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2 + 2.0**-7])) < 1.1
 
 
 def test_what_finds_no_time_is_named(tmp_path: Path) -> None:
@@ -46,3 +72,14 @@ def test_without_a_card_it_measures_nothing_and_says_so() -> None:
         0,
         "no CUDA device: nothing is measured; --dry runs everything at toy sizes\n",
     )
+
+
+def test_it_needs_torch_and_triton_and_nothing_else_of_the_install() -> None:
+    script = "import sys; from benchmarks.parts import gpu_model, gpu_numbers, gpu_speed; print(*sys.modules)"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert {"torch", "triton", "zjournal"} <= loaded
+    assert not loaded & {"msgspec", "gguf", "xxhash", "zstandard", "litestar", "tokenizers"}

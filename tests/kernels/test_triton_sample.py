@@ -85,7 +85,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("given", SETTINGS, ids=lambda given: ",".join(f"{k}={v}" for k, v in given.items()) or "none")
-@pytest.mark.parametrize("vocab", [1, 5, 4096, 8193])
+@pytest.mark.parametrize("vocab", [1, 5, pytest.param(4096, marks=pytest.mark.soak), 8193])
 @pytest.mark.parametrize("masked", [False, True])
 def test_is_the_reference(given: dict[str, Any], vocab: int, masked: bool) -> None:
     allowed = list(range(0, vocab, 3)) if masked else None
@@ -93,7 +93,7 @@ def test_is_the_reference(given: dict[str, Any], vocab: int, masked: bool) -> No
     assert torch.equal(sampled(arguments), sample.reference(**arguments))
 
 
-@pytest.mark.parametrize("vocab", [49152, 128256, 151936, 262144])
+@pytest.mark.parametrize("vocab", [49152, 128256, 262208])
 def test_vocabularies_that_are_served(vocab: int) -> None:
     logits = logits_of(1, vocab, seed=1).bfloat16()
     arguments = rows_of(logits, temperature=0.8, top_k=1000, top_p=0.9, min_p=1e-4, allowed=list(range(7, vocab)))
@@ -113,8 +113,8 @@ def test_settings_that_are_off_change_nothing(off: dict[str, Any]) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), INF])
 @pytest.mark.parametrize("given", [{}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}])
 def test_what_is_no_number_is_no_token_masked_or_not(bad: float, given: dict[str, Any]) -> None:
-    logits = logits_of(3, 5000)
-    logits[1, 4999] = bad
+    logits = logits_of(3, 700)
+    logits[1, 699] = bad
     for allowed in (None, [3, 17]):
         found = sampled(rows_of(logits, allowed=allowed, **given))
         assert found[1] == -1 and found[0] >= 0 and found[2] >= 0

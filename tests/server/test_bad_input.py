@@ -103,6 +103,37 @@ def test_what_is_no_json(server: Server, path: str, stream: bool, bad: bytes, un
 
 
 @each
+@streamed_or_not
+def test_half_of_a_surrogate_pair_is_told_with_its_path_and_byte(server: Server, path: str, stream: bool) -> None:
+    sound = json.dumps(body(path, stream=stream)).encode()
+    message, at = refused(server, path, send(server, path, sound.replace(WORDS.encode(), rb"\ud83d on")))
+    place = "[0].content" if path != MESSAGES else ".0.content"
+    assert at == ("input" if path == RESPONSES else "messages") + place
+    assert f"at byte {sound.index(WORDS.encode())} is half of a surrogate pair" in message
+
+
+@each
+@streamed_or_not
+def test_values_in_maps_are_named_by_their_keys(server: Server, path: str, stream: bool) -> None:
+    asked: dict[str, Any] = {"logit_bias": {"5": 1, "17": "x"}}
+    _, at = refused(server, path, server.post(path, body(path, "x", stream=stream, **asked)))
+    assert at == "logit_bias.17"
+    _, at = refused(server, path, server.post(path, body(path, "x", stream=stream, logit_bias={"5": 1, "17": 101})))
+    assert at == "logit_bias.17"
+    if path != MESSAGES:
+        _, at = refused(server, path, server.post(path, body(path, "x", stream=stream, metadata={"b": "c", "a": 1})))
+        assert at == "metadata.a"
+
+
+def test_a_conversation_that_nobody_knows_is_named_as_it_stands_in_the_body(server: Server) -> None:
+    for given in ("conv_no", {"id": "conv_no"}):
+        reply = server.post(RESPONSES, body(RESPONSES, "x", conversation=given))
+        assert (reply.status_code, reply.json()["error"]["param"]) == (404, "conversation")
+    reply = server.http.get("/v1/conversations/conv_no")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "conversation_id")
+
+
+@each
 def test_nul_and_odd_characters_are_text(server: Server, path: str) -> None:
     for text in (rb"\u0000", rb"a\u0000b", "\u2028\x85\ufeff\ufffe\U0010ffff".encode(), rb"\ud83d\udea2"):
         reply = send(server, path, json.dumps(body(path)).encode().replace(b"HERE", text))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, happened, scripted, until, zj
+from tests.sockets import Socket
+from zjournal.journal.events import ResponseFinished
 
 IDLE_S_MAX = 5.0
 
@@ -83,3 +88,56 @@ def test_o20_a_queued_disconnect_leaves_the_running_one_alone(tmp_path: Path) ->
         assert last["response"]["output"][0]["content"][0]["text"] == "word " * 80
         (cancelled,) = wait_turns(server, 1, "cancelled")
         assert cancelled["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("over", ["sse", "websocket"])
+def test_o20_one_that_leaves_as_another_ends_takes_nothing_with_it(tmp_path: Path, over: str) -> None:
+    """Field report O20: B waits and leaves, C waits and leaves at the moment A ends; A is whole, D is answered.
+
+    C may have begun by then, but never ends as anything but cancelled, and says no word of A.
+    """
+    turns = [{"text": "word " * 60, "when": "first", "delay_ms": 5}]
+    turns += [{"text": "other " * 400, "when": "waits", "delay_ms": 10} for _ in range(2)]
+    model = scripted(tmp_path, *turns, {"text": "Ok."})
+    with Server(tmp_path / "data", "--max-running", "1", model=model) as server, contextlib.ExitStack() as stack:
+        a = _Asked(server, over, stack, "first")
+        a.until("response.output_text.delta")
+        b, c = (_Asked(server, over, stack, f"{name} waits") for name in "bc")
+        b.leave()
+        last = a.until("response.completed")
+        c.leave()
+        assert last["response"]["output"][0]["content"][0]["text"] == "word " * 60
+        assert server.respond(input="and now?")["output"][0]["content"][0]["text"] == "Ok."
+
+        def ends() -> dict[str, ResponseFinished]:
+            return {one.response: one for one in happened(server.data_dir, ResponseFinished)}
+
+        until(lambda: {b.id, c.id} <= set(ends()))
+        told = ends()
+        assert [told[one.id].reason for one in (a, b, c)] == ["stop", "cancelled", "cancelled"]
+        assert told[b.id].output == 0, "it never had its turn"
+        assert told[c.id].output < 400
+        assert server.http.get(f"/v1/responses/{a.id}").json() == last["response"]
+    verify(tmp_path / "data")
+
+
+class _Asked:
+    """A response that is told as it comes, up to where its client leaves."""
+
+    def __init__(self, server: Server, over: str, stack: contextlib.ExitStack, words: str) -> None:
+        self._leave: Callable[[], None]
+        if over == "websocket":
+            socket = Socket(server.port)
+            socket.ask(input=words)
+            self._events, self._leave = socket.events(), socket.leave
+        else:
+            events = server.events("/v1/responses", {"model": "default", "input": words, "stream": True})
+            self._events, self._leave = events, events.close
+            stack.callback(events.close)
+        self.id = next(self._events)["response"]["id"]
+
+    def until(self, kind: str) -> dict[str, Any]:
+        return next(event for event in self._events if event["type"] == kind)
+
+    def leave(self) -> None:
+        self._leave()

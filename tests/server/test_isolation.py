@@ -99,6 +99,18 @@ def test_o25_no_route_tells_a_foreign_id_from_one_that_never_was(
     assert ask(foreign) == ask(unknown)
 
 
+def test_a_response_continues_no_answer_of_another_protocol(keyed: Server) -> None:
+    """There it has no items that could be listed or compacted; so it is as one that never was, as it is to GET."""
+    said = {"model": "default", "messages": [{"role": "user", "content": "heron"}], "max_tokens": 9}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        name = keyed.post(path, said, headers=bearer(K1)).json()["id"]
+        for route in ("", "/input_tokens", "/compact"):
+            body = {"model": "default", "input": "x", "previous_response_id": name}
+            refused = keyed.post("/v1/responses" + route, body, headers=bearer(K1))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+        assert keyed.http.get(f"/v1/responses/{name}", headers=bearer(K1)).status_code == 404
+
+
 def test_a_prefix_is_not_shared_between_keys(keyed: Server) -> None:
     """R19: what another key has cached is not even faster."""
     body = {"model": "default", "input": "a long and shared beginning " * 20}

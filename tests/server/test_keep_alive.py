@@ -76,3 +76,30 @@ def test_a_request_that_waits_its_turn_hears_so(tmp_path: Path) -> None:
         told = waits(list(server.events("/v1/responses", {**body, "input": "second"})))
         other.join(30)
         assert told and told[0] == {"total": told[0]["total"], "processed": 0, "queued": True}
+
+
+def test_r10_messages_ping_while_they_wait_and_while_a_prompt_is_read(tmp_path: Path) -> None:
+    """Field report R10: real `ping` events, before `message_start` as well; the answer behind them is whole."""
+    first = {"text": " ".join(["on"] * 60), "when": "first", "delay_ms": 20}
+    slow = {"text": "Read.", "when": "nobody reads it", "prefill_ms_per_1k": 500}
+    body = {"model": "default", "stream": True}
+    asked = {**body, "max_tokens": 50, "messages": [{"role": "user", "content": WORDS}]}
+    model = scripted(tmp_path, first, slow, slow, {"text": "Then."})
+    with Server(tmp_path / "data", *KEEP_ALIVE, "--max-running", "1", model=model) as server:
+        running = server.events("/v1/responses", {**body, "input": "first"})
+        while next(running)["type"] != "response.output_text.delta":
+            pass
+        told = server.events("/v1/messages", asked)
+        assert next(told)["type"] == "ping", "it is in the queue"
+        (*_, last) = running
+        assert last["type"] == "response.completed"
+        kinds = [event["type"] for event in told]
+        start = kinds.index("message_start")
+        assert "ping" in kinds[:start], "and then its prompt is read"
+        assert [kind for kind in kinds[start:] if kind not in ("ping", "content_block_delta")] == [
+            "message_start",
+            "content_block_start",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]

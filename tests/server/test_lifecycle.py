@@ -12,29 +12,42 @@ import pytest
 from tests.serving import Server, free_port, scripted, until, zj
 
 
+def _status(server: Server, path: str) -> int:
+    """0 while nobody listens."""
+    try:
+        return server.http.get(path).status_code
+    except httpx.TransportError:
+        return 0
+
+
 def test_o29_up_is_not_ready(tmp_path: Path) -> None:
     """Field report O29: /livez at once; /readyz and chat say `loading` until a token can be made."""
-    with Server(tmp_path / "data") as server:  # ready by now; start a second one and watch it load
+    model = scripted(tmp_path, {"text": "Ok."}, load_when="now")
+    (tmp_path / "now").touch()
+    with Server(tmp_path / "data", model=model) as server:  # ready by now; start a second one and watch it load
         server.kill()
+        (tmp_path / "now").unlink()
         server.spawn()
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            try:
-                live = server.http.get("/livez")
-                break
-            except httpx.TransportError:
-                time.sleep(0.01)
-        assert live.status_code == 200
-        ready = server.http.get("/readyz")
-        if ready.status_code != 200:  # loading a real model takes longer than the first answer
-            assert ready.json()["status"] == "loading"
-            assert 0 <= ready.json()["progress"] <= 1
-            early = server.post("/v1/responses", {"model": "default", "input": "x"})
-            if early.status_code != 200:
-                assert early.status_code == 503
-                assert int(early.headers["retry-after"]) >= 1
-                assert early.json()["error"]["code"] == "server_unavailable"
+        until(lambda: _status(server, "/livez") == 200)
+        until(lambda: server.http.get("/readyz").json()["progress"] == 0.5)  # the engine is there, and loads
+        for path in ("/readyz", "/health"):
+            ready = server.http.get(path)
+            assert (ready.status_code, ready.json()) == (503, {"status": "loading", "progress": 0.5})
+        messages = [{"role": "user", "content": "x"}]
+        for path, body in (
+            ("/v1/responses", {"input": "x"}),
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 9}),
+        ):
+            early = server.post(path, {"model": "default", **body})
+            assert early.status_code == 503
+            assert int(early.headers["retry-after"]) >= 1
+            error = early.json()["error"]
+            assert error.get("code", error["type"]) in ("server_unavailable", "overloaded_error")
+        assert _status(server, "/livez") == 200
+        (tmp_path / "now").touch()
         server.wait_ready()
+        assert server.respond(input="x")["status"] == "completed"
         assert server.http.head("/livez").status_code == 200
         assert server.http.get("/health").status_code == 200
 

@@ -22,6 +22,8 @@ def test_o11_stored_responses_survive_kill_9(tmp_path: Path) -> None:
     model = scripted(tmp_path, {"text": "Noted."}, {"text": "Osprey."}, {"text": "Yes."})
     with Server(tmp_path / "data", model=model) as server:
         first = server.respond(input="My boat is called Osprey.")
+        listed = server.http.get(f"/v1/responses/{first['id']}/input_items").json()
+        assert [item["content"][0]["text"] for item in listed["data"]] == ["My boat is called Osprey."]
         hidden = server.respond(input="Not to be kept.", store=False)
         server.restart()
 
@@ -31,6 +33,10 @@ def test_o11_stored_responses_survive_kill_9(tmp_path: Path) -> None:
         got = server.http.get(f"/v1/responses/{first['id']}").json()
         assert got == first
         assert server.http.get(f"/v1/responses/{second['id']}").json() == second
+        assert server.http.get(f"/v1/responses/{first['id']}/input_items").json() == listed
+        whole = server.http.get(f"/v1/responses/{second['id']}/input_items", params={"order": "asc"}).json()
+        assert whole["data"][: len(listed["data"])] == listed["data"]
+        assert first["output"][0] in whole["data"]
 
         assert server.http.get(f"/v1/responses/{hidden['id']}").status_code == 404
         for unknown in ("resp_" + "0" * 32, "", hidden["id"]):
@@ -45,6 +51,8 @@ def test_o11_stored_responses_survive_kill_9(tmp_path: Path) -> None:
         assert server.http.get(f"/v1/responses/{second['id']}").status_code == 404
         server.restart()
         assert server.http.get(f"/v1/responses/{second['id']}").status_code == 404
+        assert server.http.get(f"/v1/responses/{second['id']}/input_items").status_code == 404
+        assert server.http.get(f"/v1/responses/{first['id']}/input_items").json() == listed
         assert server.respond(input="Still there?", previous_response_id=first["id"])["status"] == "completed"
     verify(tmp_path / "data")
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted
+from tests.serving import Server, happened, scripted, until
 from zjournal.journal.events import AnyEvent, ReaderCut, ResponseFinished
 from zjournal.journal.reader import Reader
 
@@ -32,10 +32,10 @@ def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> Non
     model = scripted(tmp_path, {"text": "on and off " * (WORDS // 3), "when": "stuck"}, {"text": "Well then."})
     with Server(tmp_path / "data", "--reader-timeout", "1s", model=model) as server:
         client = stuck(server)
-        until = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         others = 0
         while "zj_readers_cut_total 1.0" not in server.http.get("/metrics").text:
-            assert time.monotonic() < until, server.log.read_text()
+            assert time.monotonic() < deadline, server.log.read_text()
             told = list(server.events("/v1/responses", {**BODY, "input": "hi"}))
             assert told[-1]["type"] == "response.completed"
             others += 1
@@ -55,4 +55,15 @@ def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> Non
         [end] = [event for event in facts if isinstance(event, ResponseFinished) and event.response == cut.response]
         assert end.reason == "stop" and end.output > WORDS / 2
         assert facts.index(end) < facts.index(cut)
+    verify(tmp_path / "data")
+
+
+def test_sigterm_does_not_wait_for_who_reads_nothing_and_it_is_no_failure(tmp_path: Path) -> None:
+    model = scripted(tmp_path, {"text": "on and off " * (WORDS // 3), "when": "stuck"}, {"text": "Well then."})
+    with Server(tmp_path / "data", model=model) as server:
+        client = stuck(server)
+        until(lambda: happened(server.data_dir, ResponseFinished))
+        assert server.terminate() == 0
+        client.close()
+    assert "Traceback" not in server.log.read_text()
     verify(tmp_path / "data")

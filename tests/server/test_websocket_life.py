@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
@@ -16,7 +17,7 @@ from tests.server.test_restart import verify
 from tests.server.test_websocket import valid
 from tests.serving import Server, happened, scripted, until
 from tests.sockets import Socket, refusal
-from zjournal.journal.events import ReaderCut, RequestAccepted, ResponseFinished
+from zjournal.journal.events import PayloadErased, ReaderCut, RequestAccepted, ResponseFinished
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,8 @@ def test_an_upgrade_that_is_refused_is_answered_as_a_request_would_be(server: Se
         assert answer.status_code == status
         assert json.loads(answer.body)["error"]["code"] == "not_found"
         assert answer.headers["x-request-id"].startswith("req_")
+    assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200  # what came before is logged by now
+    assert "ERROR" not in server.log.read_text(), "a refusal is no fault of the server"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +188,34 @@ def test_unstored_responses_can_be_continued_where_nothing_of_them_is_retained(t
     accepted = happened(tmp_path / "data", RequestAccepted)
     assert len(accepted) == 3
     assert b"mauve" not in stored
+    verify(tmp_path / "data")
+
+
+def test_where_nothing_is_retained_a_client_that_leaves_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    """Not until the next sweep, which is in an hour: the answer that is cut short was built on all of the chain."""
+    model = scripted(tmp_path, {"text": "on and on " * 300, "when": "at length", "delay_ms": 20}, {"text": "Hello."})
+
+    def left() -> set[str]:
+        accepted = {one.response for one in happened(tmp_path / "data", RequestAccepted)}
+        return accepted - {one.response for one in happened(tmp_path / "data", PayloadErased)}
+
+    with Server(tmp_path / "data", "--unstored-retention", "0", model=model) as server:
+        socket = Socket(server.port)
+        previous: dict[str, str] = {}
+        for index in range(4):
+            previous = {"previous_response_id": socket.respond(input=f"{index}", store=False, **previous)["id"]}
+        assert len(left()) == 4
+        socket.ask(input="at length", store=False, **previous)
+        socket.event()
+        socket.leave()
+        until(lambda: not left())
+        for _ in range(20):  # some leave while what they ask is being written down
+            leaves = Socket(server.port)
+            leaves.ask(input="hi", store=False)
+            leaves.leave()
+        until(lambda: "zj_websockets 0.0" in server.http.get("/metrics").text)
+        until(lambda: not left())
+        assert "Traceback" not in server.log.read_text()
     verify(tmp_path / "data")
 
 

@@ -124,6 +124,7 @@ def decode(raw: bytes, headers: Mapping[str, str]) -> Ask:
         background=fields.background(body),
         nameless=bool(body.functions),
         goes_on=_goes_on(body, items),
+        skipped=tuple(dict.fromkeys(tooling.left_out(body.tools or ()))),
         client=fields.client(headers),
     )
 

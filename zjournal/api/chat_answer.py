@@ -326,6 +326,6 @@ def usage(counts: Usage) -> dict[str, Any]:
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.output,
         "total_tokens": counts.prompt + counts.output,
-        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "prompt_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
     }

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from zjournal import ask
+from zjournal.api import json_paths
 from zjournal.ask import Sampling
 from zjournal.errors import BadRequest
 
@@ -66,6 +67,7 @@ NUMBERS = (
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 T = TypeVar("T")
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_IN_MAP = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`$")  # a value of a map that is a field of the body
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
@@ -137,12 +139,35 @@ def parse(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, at: str = 
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as fault:
-        raise _refused(str(fault), at) from None
+        raise _refused(_with_key(str(fault), decoder, raw), at) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
         where = f"The value of `{at}`" if at else "The request body"
+        if (half := json_paths.lone_surrogate(raw)) is not None:
+            path = join(at, half.path)
+            said = f"`{half.escape}` at byte {half.byte} is half of a surrogate pair, which is no character"
+            raise BadRequest(f"{where} is not valid JSON: {said}.", param=path or None) from None
         raise BadRequest(f"{where} is not valid JSON: {fault}.", param=at or None) from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.", param=at or None) from None
+
+
+def _with_key(sentence: str, decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw) -> str:
+    """msgspec's sentence with the key of a map's value, which it writes as `[...]`."""
+    match = _IN_MAP.search(sentence)
+    if match is None:
+        return sentence
+
+    def refuses(text: bytes) -> str | None:
+        try:
+            decoder.decode(text)
+        except msgspec.ValidationError as fault:
+            found = str(fault)
+            return found if _IN_MAP.search(found) else None
+        return None
+
+    key = json_paths.refused_key(raw, match["map"], refuses)
+    path = match["map"] if key is None else json_paths.below(match["map"], key)
+    return f"{sentence[: match.start()]} - at `$.{path}`"
 
 
 def _refused(sentence: str, at: str) -> BadRequest:
@@ -224,7 +249,7 @@ def _logit_bias(biases: dict[str, float] | None) -> tuple[tuple[int, float], ...
     if len(biases or ()) > ask.LOGIT_BIAS_MAX:
         raise BadRequest(f"`logit_bias` takes at most {ask.LOGIT_BIAS_MAX} tokens.", param="logit_bias")
     for key, bias in (biases or {}).items():
-        at = f"logit_bias.{key}"
+        at = json_paths.below("logit_bias", key)
         if not _TOKEN_ID.fullmatch(key):
             raise BadRequest(f"Invalid key `{key}` in `logit_bias`: expected a token id.", param="logit_bias")
         if abs(bias) > ask.BIAS_MAX:

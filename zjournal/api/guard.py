@@ -9,6 +9,7 @@ Below that, every answer gets a request id, HEAD is GET without a body, and requ
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -22,7 +23,7 @@ from zjournal.api import failure, limits
 from zjournal.api.failure import REQUEST_ID
 from zjournal.api.limits import ALLOWED
 from zjournal.api.metrics import Metrics
-from zjournal.api.sse import DIRECT
+from zjournal.api.sse import CONNECTION, DIRECT
 from zjournal.errors import Fault, Forbidden
 
 _AUTHORITY = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?$")
@@ -136,12 +137,18 @@ class Edge:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
-        else:
-            await self._http(scope, receive, send)
+        connection = scope.get(CONNECTION)
+        try:
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            elif scope["type"] == "websocket":
+                await self._websocket(scope, receive, send)
+            else:
+                await self._http(scope, receive, send)
+        except asyncio.CancelledError:
+            if not getattr(connection, "stopping", False):
+                raise
+            # The server ends, and has waited for this client long enough. That is no failure of ours.
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = {**scope, REQUEST_ID: _request_id()}  # type: ignore[assignment, typeddict-item, misc]

@@ -59,13 +59,39 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "context_management": ([],),
     "moderation": (),
+    "truncation": ("disabled",),
 }
+# The same for what stands in a field that is an object.
+NEUTRAL_IN: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        "image": {"context_compression": ("auto", "disabled")},
+        "access_programs": {"cyber": ("standard",)},
+        "background_options": {"completion_window": ("soonest",)},
+    }
+)
 
 # Ends of an answer that is cut, and the reason that a client is told.
 _INCOMPLETE: Mapping[str, str] = MappingProxyType({"length": "max_output_tokens", "loop": "loop", "fence": "fence"})
 
 # `response.error.code` is a closed list; of ours, these are in it or are what clients act upon.
 _ERROR_CODES = ("server_error", "rate_limit_exceeded", "context_length_exceeded")
+
+
+class _StreamOptions(msgspec.Struct):
+    include_obfuscation: bool | None = None
+
+
+class _Image(msgspec.Struct):
+    context_compression: Any = None
+
+
+class _AccessPrograms(msgspec.Struct):
+    cyber: Any = None
+
+
+class _BackgroundOptions(msgspec.Struct):
+    completion_window: Any = None
+    continuation_id: str | None = None
 
 
 class _Body(fields.SamplingFields, kw_only=True):
@@ -75,6 +101,7 @@ class _Body(fields.SamplingFields, kw_only=True):
     previous_response_id: str | None = None
     max_output_tokens: fields.Tokens | None = None
     stream: bool | None = None
+    stream_options: _StreamOptions | None = None
     store: bool | None = None
     tools: list[msgspec.Raw] | None = None
     text: TextConfig | None = None
@@ -87,6 +114,12 @@ class _Body(fields.SamplingFields, kw_only=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+    truncation: Any = None
+    image: _Image | None = None
+    access_programs: _AccessPrograms | None = None
+    background_options: _BackgroundOptions | None = None
+    prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
@@ -101,6 +134,9 @@ def decode(raw: bytes, headers: Mapping[str, str], merged: bool = False) -> Ask:
     body = fields.parse(_body_decoder, raw)
     echo = fields.parse(responses_echo.decoder, raw)  # what is repeated must be sound as well
     fields.require_neutral(body, NEUTRAL | fields.FOREIGN | ({} if merged else {"conversation": ()}))
+    for name, neutral in NEUTRAL_IN.items():
+        if (options := getattr(body, name)) is not None:
+            fields.require_neutral(options, neutral, name)
     found = Input()
     found.read(body.input)
     tooling.refuse_doubled(found.items, "call_id")

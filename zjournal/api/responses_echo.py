@@ -139,7 +139,7 @@ def request_half(turn: Turn, echo: Echo) -> dict[str, Any]:
         "instructions": echo.instructions,
         "tools": [_tool(tool) for tool in echo.tools or ()],
         "tool_choice": "auto" if echo.tool_choice is None else echo.tool_choice,
-        "truncation": "disabled",  # whatever was asked: a prompt is never cut
+        "truncation": "disabled",  # a prompt is never cut, and what asks for it is refused
         "parallel_tool_calls": echo.parallel_tool_calls is not False,
         "text": text,
         "temperature": 1.0 if echo.temperature is None else echo.temperature,

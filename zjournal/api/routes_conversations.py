@@ -101,7 +101,7 @@ async def items_create(request: Request) -> ASGIApp:
     desk, tenant = enter(request)
     name = request.path_params["conversation_id"]
     asked = fields.parse(_add_decoder, await body(request))
-    async with _held(desk, name):
+    async with _held(desk, name, tenant):
         found = await _read(desk, name, tenant)
         known = {item["id"] for item in await _items(desk, found, tenant, whole=True)}
         desk.conversations.check_items(len(known) + len(asked.items), "items")
@@ -145,7 +145,7 @@ async def joined(desk: Desk, raw: bytes, tenant: str) -> AsyncIterator[tuple[byt
     if not name or echo.previous_response_id is not None:  # both are refused
         yield raw, _nothing
         return
-    async with _held(desk, name):
+    async with _held(desk, name, tenant):
         whole, own = await merged(desk, raw, name, tenant)
 
         async def join(turn: Turn) -> None:
@@ -160,7 +160,10 @@ async def joined(desk: Desk, raw: bytes, tenant: str) -> AsyncIterator[tuple[byt
 
 async def merged(desk: Desk, raw: bytes, name: str, tenant: str) -> tuple[bytes, int]:
     """The body with the items of a conversation before its own, and the number of those. Raises NotFound."""
-    found = await _read(desk, name, tenant)
+    try:
+        found = await _read(desk, name, tenant)
+    except errors.NotFound as fault:
+        raise errors.NotFound(fault.message, param="conversation") from None  # which is its name in this body
     parts = fields.parse(_object_decoder, raw)
     given = fields.exact_decoder.decode(parts["input"]) if "input" in parts else []
     own = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given or []
@@ -176,14 +179,15 @@ async def _nothing(turn: Turn) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _held(desk: Desk, name: str) -> AsyncIterator[None]:
-    if name in desk.conversing:
+async def _held(desk: Desk, name: str, tenant: str) -> AsyncIterator[None]:
+    """Another key that knows the name neither learns that something is added here, nor can stand in the way."""
+    if (tenant, name) in desk.conversing:
         raise errors.BadRequest(f"Something else is being added to conversation '{name}'.", param="conversation")
-    desk.conversing.add(name)
+    desk.conversing.add((tenant, name))
     try:
         yield
     finally:
-        desk.conversing.discard(name)
+        desk.conversing.discard((tenant, name))
 
 
 async def _read(desk: Desk, name: str, tenant: str) -> Conversation:

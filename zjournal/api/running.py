@@ -25,6 +25,7 @@ from zjournal.api.snapshots import MESSAGES, Snapshots
 from zjournal.api.sse import Cut
 from zjournal.journal import events
 from zjournal.journal.log import Journal
+from zjournal.journal.written import Written
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
 from zjournal.sessions import identity
@@ -184,6 +185,10 @@ class Runs:
         """Gives up a response; what is not running is ignored."""
         if self._life.client is not None and response in self._running:
             self._life.client.cancel(response)
+
+    def abandon(self, choices: Sequence[events.RequestAccepted], ends: list[events.Fact], written: Written) -> None:
+        """Writes down the `ends` of a request that ended before it began, once its acceptance is `written`."""
+        self._recorder.abandon(choices, ends, written)
 
     def hold(self, response: str) -> None:
         """An unstored response can be continued until it is released."""

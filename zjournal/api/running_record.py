@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zjournal import ask, errors
 from zjournal.api import said
@@ -72,6 +73,16 @@ class Recorder:
         if not running.accepted.stored and running.accepted.response not in self._held:
             self._erase(running.accepted.response)
 
+    def abandon(self, choices: Sequence[events.RequestAccepted], ends: list[events.Fact], after: Written) -> None:
+        """Ends a request that has not begun: its client left while it was being written down."""
+
+        def ended() -> None:
+            for accepted in choices:
+                if not accepted.stored:
+                    self._erase(accepted.response)
+
+        self.when_durable(ends, ended, lambda fault: None, after)
+
     def hold(self, response: str) -> None:
         """An unstored response is to be kept, though none is retained, until it is released."""
         self._held.add(response)
@@ -90,7 +101,16 @@ class Recorder:
 
     def _erase(self, response: str) -> None:
         if self._unstored_retention_s == 0:
-            retention.erase(self._journal, response, retention.CAUSE_UNSTORED)
+            loop = asyncio.get_running_loop()
+            retention.erase_unstored(self._journal, response, self._held).add_done_callback(
+                lambda erasing: None if erasing.exception() else self._erase_on(loop, erasing.result())
+            )
+
+    def _erase_on(self, loop: asyncio.AbstractEventLoop, response: str) -> None:
+        """Goes on with a long chain. Called on the writer's thread; what the end of the server cuts is swept later."""
+        if response:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._erase, response)
 
     def _refused(self, running: Running, fault: errors.Fault) -> None:
         """Facts of this response could not be written: it must not go on as if they had been."""

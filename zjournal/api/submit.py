@@ -98,7 +98,7 @@ class Desk:
         self._turns = Turns(journal, runs, self._makers, decoders)
         self.threads = Threads(journal, self._makers)
         self.conversations = Conversations(journal)
-        self.conversing: set[str] = set()  # conversations that something is being added to
+        self.conversing: set[tuple[str, str]] = set()  # tenants' conversations that something is being added to
         self._opened = Opened()
         self._draining = False
         self._submitting = 0
@@ -315,7 +315,7 @@ class Desk:
         try:
             await written
         except asyncio.CancelledError:
-            self._journal.append([abandoned(one) for one in choices], after=written)
+            self._runs.abandon(choices, [abandoned(one) for one in choices], written)
             raise
         first, *others = [self._begin(submitted, placed, loaded, one) for one in choices]
         return msgspec.structs.replace(first, others=tuple(others))

@@ -70,9 +70,6 @@ class Sockets:
         with desk.metrics.socket():
             try:
                 await socket.serve()
-            except asyncio.CancelledError:
-                if not socket.stopping:  # else the server has waited for its client long enough
-                    raise
             finally:
                 socket.left(getattr(known.get(CONNECTION), "cut", None))
 

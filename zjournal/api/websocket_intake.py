@@ -29,7 +29,8 @@ PING_S = 20.0  # between two pings of ours
 CLOSE_S = 2.0  # for a client to answer a close
 # What is longer is told as it is: to compress a megabyte takes 0.1 s, in which no other client would hear anything.
 COMPRESSED_CHARS_MAX = 32 << 10
-BAD_TEXT = 1007  # close code: text that is no UTF-8
+BAD_TEXT, TOO_LARGE = 1007, 1009  # close codes: text that is no UTF-8, more than is taken
+FRAMES_MAX = 1 << 16  # that one message may come in: of empty ones the limit on bytes knows nothing
 
 # An event is much like the one before it, so a window of 1 KiB is enough: 12 KiB of memory for each socket, not 32.
 _DEFLATE = ServerPerMessageDeflateFactory(
@@ -69,6 +70,9 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
     As over HTTP, a client that lags behind has 64 KiB made for it, and one that takes nothing is cut.
     """
 
+    stopping = False  # the server ends
+    _pong = b""  # owed to a client that lags behind
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.close_timeout = CLOSE_S
@@ -83,6 +87,9 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._took()
+        if self._pong and not self.close_sent and not self.transport.is_closing():
+            self.transport.write(self._pong)
+        self._pong = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch_no_more()
@@ -125,6 +132,24 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
 
     # --- messages ---------------------------------------------------------------------------------------
 
+    def handle_ping(self) -> None:
+        """A client that pings and reads nothing is owed one answer, to the last pings; they must not heap up here."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self._pong = b"".join(self.conn.data_to_send())
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        if len(self.frames) >= FRAMES_MAX and not event.fin:
+            self.frames = []
+            self._tell(BodyTooLarge(f"A message may come in {FRAMES_MAX} frames."))
+            self.conn.fail(TOO_LARGE, "too many frames")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:
             whole = b"".join(self.frames)
@@ -152,6 +177,8 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
                 self._write(text.encode())
                 return
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # it was refused, and answered: the library would log that it was forgotten
 
     def _tell(self, fault: BadRequest | BodyTooLarge) -> None:
         """Tells a fault before the close that the library has ready, or is about to."""
@@ -166,6 +193,7 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
     # --- the end of the server --------------------------------------------------------------------------
 
     def shutdown(self) -> None:
+        self.stopping = True
         if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
             stopping: Any = {"type": STOPPING}
             self.queue.put_nowait(stopping)

@@ -44,6 +44,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1_000_000
     dialect: Literal["chatml", "chatml+think", "qwen-xml", "qwen-xml+think"] = "chatml"
     delay_ms: Delay = 0
+    load_when: Annotated[str, msgspec.Meta(min_length=1)] | None = None  # a file; the model is loaded once it is there
 
 
 def read_script(path: Path) -> Script:

@@ -39,9 +39,10 @@ def codex(
     catalog: Catalog = False,
     catalog_file: Annotated[str, typer.Option(help="Where the catalogue will be.")] = "~/.codex/zjournal-models.json",
 ) -> None:
-    """Print a config.toml for Codex; with --catalog its model catalogue, which tells it the context of the model.
+    """Print a profile for Codex; with --catalog its model catalogue, which tells it the context of the model.
 
-    `zj client codex --catalog > ~/.codex/zjournal-models.json`; the first three lines belong to the top of the file.
+    `zj client codex --catalog > ~/.codex/zjournal-models.json`, `zj client codex > ~/.codex/zjournal.config.toml`, then
+    `codex --profile zjournal`: a file of its own, so that a config.toml that is there stays as it is.
     """
     base = _base(config, url)
     told = _ask(base)
@@ -58,7 +59,7 @@ def codex(
         'name = "zjournal"',
         f"base_url = {json.dumps(base + '/v1')}",
         'wire_api = "responses"',
-        f'env_key = "{KEY_VARIABLE}"',
+        *([f'env_key = "{KEY_VARIABLE}"'] if client_key(os.environ) else []),  # else Codex insists on the variable
         f"supports_websockets = {json.dumps(_upgrades(base))}",
         f"stream_idle_timeout_ms = {STREAM_IDLE_MS}",
     ]

@@ -8,7 +8,7 @@ import typer
 
 from zjournal.cli import options
 from zjournal.config import Config
-from zjournal.errors import Fault, NotFound
+from zjournal.errors import Fault, JournalFault, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,15 +33,17 @@ def list_sessions(config: Config, as_json: options.AsJson = False) -> None:
 
     with Reader.open(config.data_dir) as reader:
         sessions = list(_all_sessions(reader))
+        owners = {tenant: _owner(reader, tenant) for tenant in {session.tenant for session in sessions}}
     if as_json:
-        _print_json([_session_json(session) for session in sessions])
+        _print_json([_session_json(session, owners[session.tenant]) for session in sessions])
         return
     from zjournal.cli import view
 
     rows = [
-        (s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), s.tenant, "pinned" * s.pinned) for s in sessions
+        (s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), owners[s.tenant], "pinned" * s.pinned)
+        for s in sessions
     ]
-    view.table(("session", "turns", "opened", "last used", "tenant", ""), rows, numbers=("turns",))
+    view.table(("session", "turns", "opened", "last used", "owner", ""), rows, numbers=("turns",))
 
 
 @options.with_config("data_dir")
@@ -58,6 +60,7 @@ def show_session(
 
     with Reader.open(config.data_dir) as reader:
         session = _find(reader, name)
+        owner = _owner(reader, session.tenant)
         turns = [(turn, near_miss(reader, turn)) for turn in reader.turns(session.session)]
         source = _replay_of(reader, session)
         calls = calls_of(reader, [turn for turn, _ in turns])
@@ -66,11 +69,11 @@ def show_session(
         told = [
             _turn_json(turn, near, calls.get(turn.response, []), choices.get(turn.response)) for turn, near in turns
         ]
-        _print_json({**_session_json(session), "replay_of": source or None, "turns": told})
+        _print_json({**_session_json(session, owner), "replay_of": source or None, "turns": told})
         return
     from zjournal.cli import view
 
-    title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {session.tenant}"
+    title = f"{session.session}  {_count(len(turns), 'turn')}  opened {_moment(session.opened_us)}  {owner}"
     title += f"  replay of {source}" if source else ""
     title += "  pinned" * session.pinned + "  deleted" * session.deleted
     view.tree(
@@ -255,10 +258,19 @@ def _end(turn: Turn) -> str:
     return turn.reason if turn.reason and turn.status != "deleted" else turn.status
 
 
-def _session_json(session: Session) -> dict[str, Any]:
+def _owner(reader: Reader, tenant: str) -> str:
+    """The name of the key that owns what this tenant has; the id of one that a damaged journal does not know."""
+    try:
+        return reader.tenant_name(tenant)
+    except JournalFault:
+        return tenant
+
+
+def _session_json(session: Session, owner: str) -> dict[str, Any]:
     return {
         "session": session.session,
         "tenant": session.tenant,
+        "owner_name": owner,
         "turn_count": session.turns,
         "opened": _moment(session.opened_us),
         "last_used": _moment(session.last_us),

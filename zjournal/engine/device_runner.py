@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from triton import TritonError
 
 from zjournal.config import about_size
 from zjournal.engine import device_memory, loading, steps
@@ -30,6 +31,7 @@ from zjournal.errors import EngineStartFault, Fault
 from zjournal.link import wire
 
 STEP_TOKENS = 2048  # of prompts in one step: fewer leave a card waiting for its launches
+TILE_ROWS = 16  # every tile of a product has a multiple of it
 SINGLE_TOKENS_MAX = 8  # a slice of at most so many rows is computed as so many sequences of one row, as decode is
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
@@ -122,8 +124,11 @@ class DeviceRunner:
             kv_bytes = _kv_bytes(start.kv_bytes, device.free(), workspace, device_memory.staging_bytes(block))
             count = loading.blocks(kv_bytes, block)
             runner = cls(device, kernels, decoder, found.context, count, rows_max, *made, step_tokens)
+            runner.warm()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise EngineStartFault(f"The model does not fit into the device's memory: {error}") from error
+        except (RuntimeError, TritonError) as error:  # of a compiler, or of the driver
+            raise EngineStartFault(f"The kernels do not run on {device.name}: {error}") from error
         log.info(
             "KV memory %s of %s; %s stay for %d graphs and the rest",
             about_size(count * block),
@@ -133,6 +138,25 @@ class DeviceRunner:
         )
         progress(1.0)
         return runner
+
+    def warm(self) -> None:
+        """Launches the draw in all its forms, and a block's way out and back, so that no request waits for a compiler.
+
+        For a runner whose blocks nobody has yet.
+        """
+        logits = torch.zeros((2, self.vocab_size), device=self._device.where)
+        fixed = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int32)
+        ones, words = np.ones(2, dtype=np.float32), np.full((2, -(-self.vocab_size // 32)), -1, dtype=np.int32)
+        for mask in (None, words):
+            self._launch(Draws(ones, None, None, None, *fixed, mask), logits)
+            self._launch(Draws(ones, fixed[1], ones, ones * 0, *fixed, mask), logits)
+        out = self.stages.out([0])
+        assert out is not None
+        out.close()
+        back = self.stages.into([0])
+        with back.open() as views:
+            views[0][:] = bytes(self.block_bytes)
+            back.store()
 
     def begin(self, request: str, prompt: Sequence[int]) -> None:
         """A request starts; the model keeps nothing for it besides its pages."""
@@ -295,23 +319,27 @@ def draws(parts: Sequence[Slice], choices: steps.Choices, vocab: int) -> Draws:
             temperature = one.temperature if free and one.top_k != 1 else 0.0
             if free and choice is not None and (choice.allowed is not None or choice.banned):
                 masks[len(rows)] = _mask(choice, vocab)
-            top_k = min(one.top_k, vocab) if temperature else 0
-            rows.append((temperature, max(top_k, 0), one.top_p, one.min_p, seed, part.index + at))
+            narrowed = (max(min(one.top_k, vocab), 0), one.top_p, one.min_p) if temperature else (0, 1.0, 0.0)
+            rows.append((temperature, *narrowed, seed, part.index + at))
     temperatures, tops, shares, least, seeds, numbers = zip(*rows, strict=True)
-    mask = None
-    if masks:
-        mask = np.full((len(rows), -(-vocab // 32)), -1, dtype=np.int32)
-        for row, words in masks.items():
-            mask[row] = words
-    return Draws(
-        np.array(temperatures, dtype=np.float32),
-        np.array(tops, dtype=np.int32) if any(tops) else None,
-        np.array(shares, dtype=np.float32) if min(shares) < 1 else None,
-        np.array(least, dtype=np.float32) if max(least) > 0 else None,
-        np.array(seeds, dtype=np.uint64).view(np.int64),
-        np.array(numbers, dtype=np.int32),
-        mask,
-    )
+    heat = np.array(temperatures, dtype=np.float32)
+    signed = np.array(seeds, dtype=np.uint64).view(np.int64)
+    fixed = signed, np.array(numbers, dtype=np.int32), _masks(masks, len(rows), vocab)
+    if not any(tops) and min(shares) >= 1 and max(least) <= 0:
+        return Draws(heat, None, None, None, *fixed)
+    # All or none: each form is a kernel that must be compiled.
+    settings = np.array(tops, dtype=np.int32), np.array(shares, dtype=np.float32), np.array(least, dtype=np.float32)
+    return Draws(heat, *settings, *fixed)
+
+
+def _masks(masks: Mapping[int, np.ndarray], rows: int, vocab: int) -> np.ndarray | None:
+    """All rows' masks, int32 [rows, words]: those that have none may become anything. None if that is all."""
+    if not masks:
+        return None
+    made = np.full((rows, -(-vocab // 32)), -1, dtype=np.int32)
+    for row, words in masks.items():
+        made[row] = words
+    return made
 
 
 def _mask(choice: Choice, vocab: int) -> np.ndarray:
@@ -340,17 +368,24 @@ def _singles(batch: Batch, most: int) -> Batch:
 
 
 def _warm(device: Device, model: TritonDecoder, context: int, tokens: int, rows: int) -> int:
-    """Runs a step of the largest kind of each sort, so that kernels are compiled. Returns the bytes that they take."""
+    """Runs a step of the largest kind of each sort, and one for each tile of the products that these do not take, so
+    that no request waits for a compiler. Returns the bytes that they take."""
     width = -(-tokens // BLOCK_TOKENS)
     pages = model.new_pages(width).zero_()
     position = torch.arange(tokens, dtype=torch.int32)
     zeros, table = torch.zeros_like(position), torch.arange(width, dtype=torch.int32)[None]
     want = torch.arange(min(rows, tokens), dtype=torch.int32)
     whole = Batch(zeros, position, zeros, table, want)
+    others = []
+    taken = model.tiles(tokens) | model.tiles(rows)
+    for count in range((tokens - 1) // TILE_ROWS * TILE_ROWS, 0, -TILE_ROWS):
+        if model.tiles(count) - taken:
+            taken |= model.tiles(count)
+            others.append(Batch(zeros[:count], position[:count], zeros[:count], table, want[:1]))
     few = torch.arange(rows, dtype=torch.int32)
     wide = torch.zeros((rows, -(-context // BLOCK_TOKENS)), dtype=torch.int32)
     decodes = Batch(torch.zeros_like(few), torch.full_like(few, context - 1), few, wide, few)
-    return max(device.peak(functools.partial(model.forward, one, pages)) for one in (whole, decodes))
+    return max(device.peak(functools.partial(model.forward, one, pages)) for one in (whole, *others, decodes))
 
 
 def _kv_bytes(asked: int, free: int, workspace: int, staging: int) -> int:

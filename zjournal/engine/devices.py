@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import math
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:  # triton, which an engine on the CPU does not need
     from zjournal.engine.device_runner import DeviceRunner
 
 DEVICES = ("auto", "cpu", "cuda")
-VOCAB_MAX, HIDDEN_MAX = 1 << 18, 1 << 14  # of the kernels
+VOCAB_MAX, HIDDEN_MAX = (1 << 19) - 1, 1 << 14  # of the kernels
 FP8_CAPABILITY_MIN = (8, 9)
 KV_TOKENS_MIN = 4096  # a card that holds less beside the weights is left alone by `auto`
 
@@ -50,9 +52,15 @@ def load(start: wire.Start, progress: Callable[[float], None]) -> Runner | Devic
     why = card if isinstance(card, str) else refusal(card, start, loading.opened(start))
     if why and start.device == "cuda":
         raise EngineStartFault(f"The device cuda cannot be used: {why}.")
-    if why:
-        return _on_cpu(start, progress, why)
-    return _on_cuda(start, progress)
+    if not why:
+        try:
+            return _on_cuda(start, progress)
+        except EngineStartFault as fault:
+            if start.device == "cuda":
+                raise
+            why = str(fault).removesuffix(".")
+        _leave_cuda()
+    return _on_cpu(start, progress, why)
 
 
 def look() -> Card | str:
@@ -65,6 +73,8 @@ def look() -> Card | str:
         return "torch sees no CUDA device"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if not any(map(shutil.which, ("gcc", "clang"))):
+        return "there is no C compiler (gcc or clang), which triton needs"
     from zjournal.engine.device import CAPABILITY_MIN
 
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
@@ -115,6 +125,15 @@ def _on_cpu(start: wire.Start, progress: Callable[[float], None], why: str) -> R
     if start.device != "cpu":
         log.info("the model runs on the CPU: %s", why)
     return Runner.load(msgspec.structs.replace(start, device="cpu"), progress)
+
+
+def _leave_cuda() -> None:
+    """Gives the card back what a start that has failed took of it."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _on_cuda(start: wire.Start, progress: Callable[[float], None]) -> DeviceRunner:

@@ -48,6 +48,15 @@ def erase(journal: Journal, response: str, cause: str) -> Future[tuple[str, ...]
     return journal.run(lambda tx: _erase_upwards(tx, response, cause), scrub=True)
 
 
+def erase_unstored(journal: Journal, response: str, held: Collection[str]) -> Future[str]:
+    """Erases an unstored turn as `erase` does, and above it also unstored ones that only waited for that.
+
+    Those in `held` stay. Gives the id of the turn to go on with, for a long chain is not erased in one transaction; ""
+    when nothing is left to do.
+    """
+    return journal.run(lambda tx: _erase_chain(tx, response, held), scrub=True)
+
+
 def sweep(journal: Journal, now_us: int, unstored_retention_s: int, held: Collection[str] = ()) -> int:
     """Erases what is due: deleted turns, and unstored ones that ended `unstored_retention_s` seconds ago or earlier.
 
@@ -115,6 +124,20 @@ def _erase_upwards(tx: Transaction, response: str, cause: str) -> tuple[str, ...
         if turn is not None and turn.status != DELETED:
             break
     return tuple(erased)
+
+
+def _erase_chain(tx: Transaction, response: str, held: Collection[str]) -> str:
+    """See `erase_unstored`."""
+    turn = _turn(tx, response)
+    for _ in range(SWEEP_TURNS_MAX):
+        if turn is None or not _may_go(tx, turn):
+            return ""
+        hidden = turn.status == DELETED
+        if not hidden and (turn.stored or turn.response in held):
+            return ""
+        _erase_one(tx, turn, CAUSE_DELETED if hidden else CAUSE_UNSTORED)
+        turn = _turn(tx, turn.parent)
+    return turn.response if turn is not None else ""
 
 
 def _may_go(tx: Transaction, turn: Turn) -> bool:

@@ -216,7 +216,7 @@ class Chains:
         self, request: ask.Ask, previous: str, start: bytes, tenant: str
     ) -> tuple[tuple[ask.Item, ...], tuple[ask.Item, ...], Replayed, Turn]:
         """All items of a request that continues a response by its id, its new ones, and that response's turn."""
-        turns = self._ancestors(previous, tenant, request.local)
+        turns = self._ancestors(previous, tenant, request)
         first = self._items_of(turns[0])  # they may be resent history, which is replayed as it was then
         parent = self._journal.turn(turns[0].parent) if turns[0].parent else None
         found = units(first)
@@ -228,10 +228,11 @@ class Chains:
         new = unrepeated(earlier, request.items)
         return (*earlier, *new), new, replayed, turns[-1]  # as found: if it goes meanwhile, the commit says so
 
-    def _ancestors(self, response: str, tenant: str, local: bool) -> list[Turn]:
+    def _ancestors(self, response: str, tenant: str, request: ask.Ask) -> list[Turn]:
         """The turns of a `previous_response_id` chain, oldest first. Every hop must belong to the tenant.
 
-        `local`: the response itself need not be stored.
+        The response itself must be one of the request's protocol: the others have no such resource, and what their
+        bodies say could not be listed as items of this one. If the request is `local`, it need not be stored.
         """
         turns: list[Turn] = []
         wanted = response
@@ -242,7 +243,9 @@ class Chains:
                 turn = self._journal.turn(wanted)
             # A deleted turn cannot be named any more, but what its living descendants need of it is kept.
             usable = turn is not None and turn.tenant == tenant and not turn.erased
-            named = bool(turns) or (turn is not None and visible(turn, tenant, local))
+            named = bool(turns) or (
+                turn is not None and visible(turn, tenant, request.local) and turn.protocol == request.protocol
+            )
             if turn is None or not usable or not named or len(turns) >= CHAIN_TURNS_MAX:
                 raise errors.PreviousResponseNotFound(
                     f"Previous response with id '{response}' not found.", param="previous_response_id"

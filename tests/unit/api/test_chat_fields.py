@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from openai.types.chat import completion_create_params
 
+from tests.unit.api import field_table
+from tests.unit.api.field_table import Row
 from zjournal.api import chat, chat_answer
 from zjournal.ask import Ask
 from zjournal.errors import BadRequest
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 BASE: dict[str, Any] = {
     "model": "m",
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}],
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 
 # A value of each field that asks for something, and what it needs beside it.
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -92,45 +91,7 @@ SAYS_THE_SAME = {"add_generation_prompt"}
 OF_RESPONSES = ("input", "text.format")  # that stand beside their names in Chat
 
 
-class Row(NamedTuple):
-    field: str
-    said: str  # honoured, accepted, refused
-    neutral: tuple[Any, ...]
-
-
-def rows() -> list[Row]:
-    """What the table says of the fields of Chat."""
-    table = PAGE.read_text().split("\n## Fields\n")[1].split("\n### ")[0]
-    found: list[Row] = []
-    for line in table.splitlines():
-        if not line.startswith("| `"):
-            continue
-        names, said = (cell.strip() for cell in line.strip("|").split("|")[:2])
-        if said == "–":
-            continue
-        word, _, inside = said.partition(" (")
-        given = json.loads(f"[{inside.removesuffix(')')}]") if inside else []
-        fields = [name for name in re.findall(r"`([^`]+)`", names) if name not in OF_RESPONSES]
-        for at, field in enumerate(fields):
-            own = given[at : at + 1] if len(given) == len(fields) else given
-            found.append(Row(field, word, tuple(own)))
-    return found
-
-
-ROWS = rows()
-
-
-def with_field(field: str, value: Any, beside: dict[str, Any]) -> dict[str, Any]:
-    body = json.loads(json.dumps({**BASE, **beside}))
-    if field == "tools[].strict":
-        body["tools"][0]["function"]["strict"] = value
-        return body
-    *above, name = field.split(".")
-    inner = body
-    for part in above:
-        inner = inner.setdefault(part, {})
-    inner[name] = value
-    return body
+ROWS = field_table.rows("api.md", 0, others=OF_RESPONSES)
 
 
 def ask(body: dict[str, Any]) -> Ask:
@@ -138,7 +99,7 @@ def ask(body: dict[str, Any]) -> Ask:
 
 
 def test_the_table_has_every_field_that_is_read_and_every_one_of_the_published_api() -> None:
-    listed = {row.field.split(".")[0].removesuffix("[]") for row in ROWS}
+    listed = field_table.top(ROWS)
     assert listed >= set(chat._Body.__struct_fields__)
     published = set(completion_create_params.CompletionCreateParamsBase.__annotations__)
     assert len(published) > 30 and listed >= published
@@ -148,26 +109,18 @@ def test_the_table_has_every_field_that_is_read_and_every_one_of_the_published_a
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.field)
 def test_a_field_is_what_the_table_says(row: Row) -> None:
     value, beside = ASKED[row.field]
-    body = with_field(row.field, value, beside)
-    plain = ask({**BASE, **beside})
-    if row.field not in BASE:
-        assert ask(with_field(row.field, None, beside)) == plain, "null is as if it were left out"
-    if row.said == "refused":
+    if row.field == "tools[].strict":  # it stands in a list, which the walk does not enter
+        true, null, wrong = (
+            {**BASE, "tools": [{**TOOL, "function": {**FUNCTION, "strict": one}}]} for one in (value, None, {"bad": 1})
+        )
+        assert row.said == ("honoured",)
+        assert ask(true) != ask(null) == ask({**BASE, **beside})
         with pytest.raises(BadRequest) as caught:
-            ask(body)
-        assert caught.value.param == row.field
-        assert row.field in caught.value.message
-        for neutral in row.neutral:
-            assert ask(with_field(row.field, neutral, beside)) == plain
-    elif row.said == "accepted":
-        assert ask(body) == plain
-    else:
-        assert row.said == "honoured"
-        if row.field in IN_THE_ANSWER:
-            assert chat_answer._echo_decoder.decode(json.dumps(body).encode()).include_usage
-        elif row.field not in SAYS_THE_SAME:
-            assert ask(body) != plain
-    if row.said != "refused":
-        with pytest.raises(BadRequest) as caught:
-            ask(with_field(row.field, 7 if isinstance(value, dict | list | str) else {"bad": 1}, beside))
-        assert (caught.value.param or "").startswith(row.field.partition("[")[0])
+            ask(wrong)
+        assert caught.value.param == "tools[0].function.strict"
+        return
+    seen = row.field not in IN_THE_ANSWER | SAYS_THE_SAME
+    field_table.check(row, ask, BASE, value, beside, seen)
+    if row.field in IN_THE_ANSWER:
+        body = field_table.with_field(BASE, row.field, value, beside)
+        assert chat_answer._echo_decoder.decode(json.dumps(body).encode()).include_usage

@@ -1,6 +1,7 @@
 """Input items of Responses: namespaces, tools in the input, echoed items of any kind, and settings that stand there."""
 
 import json
+import string
 
 import pytest
 from hypothesis import given, settings
@@ -246,7 +247,10 @@ def test_a_compaction_is_a_message_with_what_it_holds_and_must_be_proved():
     assert sealed.path == "input[1].encrypted_content"
 
 
-@pytest.mark.parametrize("change", ["secret", "tenant", "text", "cut", "version", "not ascii"])
+BASE64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+
+
+@pytest.mark.parametrize("change", ["secret", "tenant", "text", "cut", "version", "not ascii", "padded", "respelt"])
 def test_a_compaction_of_another_server_key_or_text_is_refused(change):
     blob = compaction.seal("The boat is Osprey.", SECRET, "local")
     body, mac = blob.removeprefix(compaction.PREFIX).split(".")
@@ -256,6 +260,8 @@ def test_a_compaction_of_another_server_key_or_text_is_refused(change):
         "cut": blob[:-1],
         "version": f"zj2.{body}.{mac}",
         "not ascii": f"{compaction.PREFIX}{body}.é",
+        "padded": blob + "=",  # base64 of the same bytes
+        "respelt": blob[:-1] + BASE64[BASE64.index(blob[-1]) + 1],  # likewise: its last bits say nothing
     }.get(change, blob)
     with pytest.raises(BadRequest) as fault:
         compaction.told(changed, "at")

@@ -83,6 +83,14 @@ def test_codex_is_told_of_websocket_where_the_server_speaks_it(
         assert told["model_providers"]["zjournal"]["supports_websockets"] is speaks
 
 
+def test_codex_is_told_of_a_key_only_where_there_is_one(zj: Zj, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex does not start where the variable that it is told of is not set."""
+    for key in ("", "zj-secret-of-mine"):
+        monkeypatch.setenv("ZJ_API_KEY", key)
+        provider = tomllib.loads(zj("client", "codex", "--url", url).out)["model_providers"]["zjournal"]
+        assert provider.get("env_key") == ("ZJ_API_KEY" if key else None)
+
+
 def test_claude(zj: Zj, url: str) -> None:
     told = exports(zj("client", "claude", "--url", url).out)
     assert told["ANTHROPIC_BASE_URL"] == url

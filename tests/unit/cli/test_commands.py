@@ -11,6 +11,8 @@ from tests.unit.cli.conftest import Zj
 from zjournal import server
 from zjournal.config import SETTINGS, Config, version
 from zjournal.errors import DataDirLocked
+from zjournal.journal.events import Fact, SessionOpened
+from zjournal.journal.log import Journal
 
 
 def test_version_and_help(zj: Zj) -> None:
@@ -82,6 +84,28 @@ def test_sessions_list(zj: Zj, data_dir: Path) -> None:
     told = zj("sessions", "list", "--json", "--data-dir", str(data_dir)).json
     assert [(s["session"], s["turn_count"]) for s in told] == [("ses_two", 1), ("ses_one", 4)]
     assert all(s["opened"].startswith("2027-01-15T08:00:") for s in told)
+
+
+def test_o25_sessions_name_their_owners(zj: Zj, data_dir: Path) -> None:
+    """Field report O25: who may see all sees whose each is, by the name of the key."""
+    with Journal.open(data_dir) as journal:
+        owner = journal.tenant("alice").id
+        journal.append([Fact(SessionOpened(tenant=owner, session="ses_three"))]).result()
+    assert owner.startswith("t_")
+    where = ("--data-dir", str(data_dir))
+    head, *lines = zj("sessions", "list", *where).out.splitlines()
+    assert "owner" in head
+    found = {line.split()[0]: line.split()[-1] for line in lines}
+    assert found == {"ses_one": "local", "ses_two": "local", "ses_three": "alice"}
+    told = zj("sessions", "list", "--json", *where).json
+    assert {(one["session"], one["tenant"], one["owner_name"]) for one in told} == {
+        ("ses_one", "local", "local"),
+        ("ses_two", "local", "local"),
+        ("ses_three", owner, "alice"),
+    }
+    assert zj("sessions", "show", "ses_three", *where).out.splitlines()[0].endswith("  alice")
+    shown = zj("sessions", "show", "ses_three", "--json", *where).json
+    assert (shown["tenant"], shown["owner_name"]) == (owner, "alice")
 
 
 @pytest.mark.parametrize("name", ["ses_one", "ses_o", "resp_a2", "resp_b3"])

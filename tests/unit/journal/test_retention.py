@@ -176,6 +176,37 @@ def test_a_chain_of_unstored_turns_goes_from_its_end(journal: Journal) -> None:
     assert _erased(journal) == ["u4", "u3", "u2", "u1", "u0"]
 
 
+def test_unstored_turns_above_one_that_goes_go_with_it_but_for_what_is_held(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not go before: this one was built on them."""
+    parent = "r0"
+    journal.append(whole_turn(journal, parent)).result()
+    for k in range(6):
+        journal.append(whole_turn(journal, f"u{k}", parent=parent, stored=False)).result()
+        parent = f"u{k}"
+    assert retention.erase_unstored(journal, "u2", ()).result() == "", "it has a child"
+    assert _erased(journal) == []
+    assert retention.erase_unstored(journal, "u5", {"u3"}).result() == ""
+    assert _erased(journal) == ["u5", "u4"]
+    monkeypatch.setattr(retention, "SWEEP_TURNS_MAX", 2)
+    assert retention.erase_unstored(journal, "u3", ()).result() == "u1", "not all in one transaction"
+    assert _erased(journal) == ["u5", "u4", "u3", "u2"]
+    assert retention.erase_unstored(journal, "u1", ()).result() == "r0"
+    assert retention.erase_unstored(journal, "r0", ()).result() == "", "it is stored"
+    assert _erased(journal) == ["u5", "u4", "u3", "u2", "u1", "u0"]
+    assert retention.erase_unstored(journal, "none", ()).result() == ""
+
+
+def test_a_deleted_turn_goes_with_the_unstored_one_that_needed_it(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r0")).result()
+    journal.append(whole_turn(journal, "u0", parent="r0", stored=False)).result()
+    assert retention.delete(journal, "local", "r0").result()
+    assert _erased(journal) == []
+    assert retention.erase_unstored(journal, "u0", ()).result() == ""
+    assert _erased(journal) == ["u0", "r0"]
+
+
 def test_erase_by_name(journal: Journal) -> None:
     journal.append(whole_turn(journal, "u1", stored=False)).result()
     assert retention.erase(journal, "u1", retention.CAUSE_UNSTORED).result() == ("u1",)

@@ -71,6 +71,17 @@ class _Body(fields.SamplingFields, kw_only=True):
     service_tier: str | None = None  # type: ignore[assignment]
     compaction: Any = None
     mcp_servers: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    container: str | dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    fallbacks: str | list[Any] | None = None
+    fallback_credit_token: str | dict[str, Any] | None = None
+    billing_policy: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    betas: list[str] | None = None
 
 
 class _UserId(msgspec.Struct):
@@ -129,6 +140,8 @@ def decode(raw: bytes, headers: Mapping[str, str], *, attribution: bool = False,
     offered = tools.tools(body.tools or (), reader.skipped)
     if body.mcp_servers:
         reader.skipped.append("mcp_servers")  # whose tools only the maker's server calls
+    if isinstance(body.container, dict) and body.container.get("skills"):
+        reader.skipped.append("container.skills")  # likewise
     warm, max_tokens = _max_tokens(body, counted)
     return ask.Ask(
         protocol="messages",

@@ -42,7 +42,7 @@ _CHAT_USAGE = obj(
         "prompt_tokens": _COUNT,
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
-        "prompt_tokens_details": obj({"cached_tokens": _COUNT}),
+        "prompt_tokens_details": obj({"cached_tokens": _COUNT, "cache_write_tokens": _COUNT}),
         "completion_tokens_details": obj({"reasoning_tokens": _COUNT}),
     }
 )

@@ -60,6 +60,11 @@ def responses_body(required: tuple[str, ...] = ("model",)) -> Schema:
         tools=nullable(listed(by_type(_tools()))),
         tool_choice=_choice(nested=False),
     )
+    for name, values in responses.NEUTRAL_IN.items():
+        own = obj({}, **{key: neutral(one) for key, one in values.items()})
+        if name == "background_options":
+            own["properties"]["continuation_id"] = nullable(STRING)
+        body["properties"][name] = nullable(own)
     properties = {**echo["properties"], **body["properties"], "conversation": echo["properties"]["conversation"]}
     text = obj({}, format=_format(nested=False), verbosity=nullable({"enum": ["low", "medium", "high"]}))
     return {"type": "object", "properties": {**properties, "text": nullable(text)}, "required": list(required)}

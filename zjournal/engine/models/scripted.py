@@ -27,6 +27,8 @@ KV_BYTES = 2 << 30  # where nothing is asked for
 WHEN_CHARACTERS = 4000  # how far back in the prompt `when` looks
 PART_HEX = 16  # of a digest in `parts`
 BLOCK_BYTES = 4 * BLOCK_TOKENS
+LOAD_S_MAX = 3600.0  # that a script may hold its loading
+LOAD_POLL_S = 0.01
 _FORGET = -1  # a place in a block that was never written
 
 
@@ -93,6 +95,8 @@ class ScriptedRunner:
         if not start.tokenizer:
             raise ModelFault(f"{path}: a scripted model needs the tokenizer of a model")
         progress(0.5)
+        if script.load_when is not None:
+            _wait_for(path.parent / script.load_when)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         return cls(script, open_checkpoint(start.tokenizer).tokenizer(), start, digest)
 
@@ -204,6 +208,15 @@ class ScriptedRunner:
 
     def _token_ms(self, turn: Turn) -> float:
         return self._script.delay_ms if turn.delay_ms is None else turn.delay_ms
+
+
+def _wait_for(file: Path) -> None:
+    """Returns once the file is there. Raises ModelFault after LOAD_S_MAX."""
+    until = time.monotonic() + LOAD_S_MAX
+    while not file.exists():
+        if time.monotonic() > until:
+            raise ModelFault(f"{file}: the script waits for this file, and it did not come in {LOAD_S_MAX:g} s.")
+        time.sleep(LOAD_POLL_S)
 
 
 def _sampled(tokens: Sequence[int], sampling: wire.Sampling) -> Sampled:

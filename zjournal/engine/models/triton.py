@@ -14,7 +14,7 @@ from zjournal.engine.models import rope
 from zjournal.engine.models.decoder import BLOCK_TOKENS, Batch, Progress
 from zjournal.engine.models.forward import Layer, Linear, Loaded, Matrix
 from zjournal.engine.models.weights import Weights
-from zjournal.kernels import packed
+from zjournal.kernels import matmul, packed
 
 _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
@@ -89,6 +89,12 @@ class TritonDecoder:
         """Computes the rows, stores their KV, and returns logits fp32 [wanted, vocab], on the device."""
         sizes, numbers = passes.pack(batch.token, batch.position, batch.sequence, batch.table, batch.want)
         return passes.forward(self.loaded, passes.unpack(sizes, numbers.to(self.device)), pages)
+
+    def tiles(self, rows: int) -> set[tuple[bool, matmul.Tile]]:
+        """What the matrix products of a step of so many rows need compiled; packed ones, and those that are not."""
+        layers = self.loaded.layers
+        matrices = [part for one in layers for each in (one.qkv, one.o, one.gate_up, one.down) for part in each.parts]
+        return {(isinstance(one, packed.Packed), tile) for one in matrices for tile in matmul.tiles_taken(rows, one)}
 
     def close(self) -> None:
         """Nothing to end."""
