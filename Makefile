@@ -50,7 +50,7 @@ test: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
-	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels
+	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels tests/engine/test_device_exact.py
 
 fences: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.generations

@@ -240,8 +240,13 @@ def _records(q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, t
     rows, heads, head_dim = q.shape
     shape = (rows, -(-width * attention.BLOCK_TOKENS // SPLIT), heads)
     count = math.prod(shape)
-    outs, tops, totals = torch.empty(count * (head_dim + 2), dtype=torch.float32, device=q.device).split(
-        [count * head_dim, count, count]
+    room = -(-count // 4) * 4  # so that each begins at 16 bytes: where one does not, another kernel is compiled
+    memory = torch.empty(room * (head_dim + 2), dtype=torch.float32, device=q.device)
+    outs, tops, totals = (
+        part[:size]
+        for part, size in zip(
+            memory.split([room * head_dim, room, room]), (count * head_dim, count, count), strict=True
+        )
     )
     return tops.view(shape), totals.view(shape), outs.view(*shape, head_dim)
 

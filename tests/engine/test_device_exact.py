@@ -10,6 +10,10 @@ import torch
 
 from tests.engine import families, interpreted, toy
 from tests.engine import test_restore_exact as exact
+from tests.kernels.quicker import (  # noqa: F401 (fixtures of all tests here)
+    interpreter_leaves_memory_where_it_is,
+    interpreter_prepares_the_language_once,
+)
 from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.engine.device_runner import DeviceRunner
 from zjournal.engine.models.decoder import Batch
@@ -32,7 +36,7 @@ def batch(ids: list[int], want: list[int]) -> Batch:
     return Batch(*(torch.tensor(one, dtype=torch.int32) for one in numbers))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("qwen3", marks=pytest.mark.soak), "gemma3"])
 def test_each_family_is_near_what_fp32_gives(family: str, tmp_path: Path) -> None:
     folder = families.write_folder(families.make(family), tmp_path / "model")
     checkpoint = open_checkpoint(folder)

@@ -11,13 +11,17 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from tests.engine import interpreted, toy
+from tests.kernels.quicker import (  # noqa: F401 (fixtures of all tests here)
+    interpreter_leaves_memory_where_it_is,
+    interpreter_prepares_the_language_once,
+)
 from zjournal.checkpoint.checkpoint import open_checkpoint
 from zjournal.engine import device_memory, device_runner, devices, loading
 from zjournal.engine.cache.staging import Direct
 from zjournal.engine.decoding.steering import Choice
 from zjournal.engine.device import Host
 from zjournal.engine.device_runner import RESERVE_BYTES, DeviceRunner, _kv_bytes, _singles, _warm, draws
-from zjournal.engine.graphs import buckets
+from zjournal.engine.graphs import WIDTH_MIN, Graphs, buckets
 from zjournal.engine.models import forward as passes
 from zjournal.engine.models.decoder import Batch
 from zjournal.engine.runner import Runner
@@ -263,6 +267,24 @@ def test_the_pool_is_as_large_as_the_device_leaves_it(path: Path) -> None:
     one = DeviceRunner.load(start, Host(free), interpreted.kernels(), lambda _: None, step_tokens=0)
     assert (one.block_count, one.block_bytes, one.vocab_size) == (9, interpreted.BLOCK_BYTES, toy.VOCAB)
     one.close()
+
+
+def test_a_step_takes_the_narrowest_graph_that_holds_it_and_gets_the_same_bits_from_each(path: Path) -> None:
+    model = interpreted.decoder(path)
+    pages = model.new_pages(13).fill_(torch.nan)
+    pages[[12, 5, 0]] = 0
+    graphs = Graphs(Host(), model.loaded, pages, 2, WIDTH_MIN + 5)
+    assert len(graphs) == 4
+    token, position = numbers([7, 9], [20, 3])
+    (narrow,) = numbers([[12, 5], [0, 1]])
+    wide = torch.nn.functional.pad(narrow, (0, WIDTH_MIN - 1))
+    found = [graphs.run(token, position, table) for table in (narrow, wide)]
+    assert found[0] is not None and found[1] is not None
+    assert found[0].data_ptr() != found[1].data_ptr() and torch.equal(found[0], found[1])
+    alone = graphs.run(token[:1], position[:1], narrow[:1])
+    assert alone is not None and torch.equal(alone, found[0][:1]) and alone.isfinite().all()
+    assert graphs.run(token, position, torch.nn.functional.pad(wide, (0, 5))) is None
+    assert pages[[1, 2, 3, 4, *range(6, 12)]].isnan().all()
 
 
 class Shapes:

@@ -17,7 +17,7 @@ import torch
 from tests.kernels.attention_case import LAYER, LAYERS, Case
 from zjournal.kernels import attention
 from zjournal.kernels.attention import BLOCK_TOKENS, SPLIT
-from zjournal.kernels.attention_decode import decode, scratch_bytes
+from zjournal.kernels.attention_decode import _records, decode, scratch_bytes
 from zjournal.kernels.attention_prefill import prefill
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -167,6 +167,14 @@ def test_pools_that_pass_two_to_the_31_elements(sparse: Callable[[int], torch.Te
     case.table[0, :3] = last.to(torch.int32)
     assert torch.equal(case.decode([(0, 40)]), expected[0])
     assert torch.equal(case.prefill([(0, 30, 40)])[0], expected[1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_records_begin_where_the_kernels_were_compiled_for(rows: int) -> None:
+    records = _records(torch.empty(rows, 9, 64), 33)
+    assert [each.shape for each in records] == [(rows, 2, 9), (rows, 2, 9), (rows, 2, 9, 64)]
+    assert all(each.data_ptr() % 16 == 0 and each.is_contiguous() for each in records)
+    assert records[0].untyped_storage().nbytes() == scratch_bytes(rows, 9, 64, 33)
 
 
 def test_constants_of_builds_are_those_of_launches() -> None:

@@ -119,7 +119,7 @@ def test_nothing_else_is_added_while_a_response_is_made(client: openai.OpenAI) -
 @pytest.mark.parametrize(
     ("body", "param", "status"),
     [
-        ({"conversation": "conv_0"}, "conversation_id", 404),
+        ({"conversation": "conv_0"}, "conversation", 404),
         ({"conversation": "conv_0", "previous_response_id": "resp_0"}, "previous_response_id", 400),
         ({"conversation": "CONV", "store": False}, "store", 400),
         ({"conversation": "CONV", "input": []}, "input", 400),

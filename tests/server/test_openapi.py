@@ -28,7 +28,8 @@ EXAMPLES, EXAMPLES_LONG = 8, 400  # random cases of each route; those on the edg
 FLOWS, FLOWS_LONG, STEPS = 20, 500, 6
 CONTEXT = 4000
 LIMITS, OUTPUT = ("max_tokens", "max_completion_tokens", "max_output_tokens"), 50
-PATH = re.compile(r"[a-z_]+(?:[.\[]\S+)?: |prompt is too long|input length")  # how Anthropic's begin
+# How Anthropic's begin.
+PATH = re.compile(r"[a-z_]+(?:[.\[]\S+|\[\"(?:[^\"\\]|\\.)*\"\])?: |prompt is too long|input length")
 WHOLE = ("The request body", "Invalid request body", "Invalid HTTP request")  # no field is to blame
 # A body that is allowed may still ask for what cannot be, such as a choice of a tool that is not there.
 CHECKS = {

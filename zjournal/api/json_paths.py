@@ -12,6 +12,7 @@ import msgspec
 KEY_CHARS_SHOWN = 64  # of a key in a path: a client may send any
 KEYS_MAX = 4096  # of a map that is searched
 SEARCHED_BYTES_MAX = 1 << 20  # of a text that is read once more for a path; of a longer one only the byte is told
+_WORD = re.compile(r"[\w-]+\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Over everything that is sound (plain text, other escapes, whole pairs), up to an escape of one half alone.
 _HALF = re.compile(
@@ -67,8 +68,11 @@ def _halves(value: Any, path: str) -> Iterator[str]:
 
 
 def below(path: str, key: str) -> str:
-    """The path of a member, with no more than the beginning of a long key."""
-    shown = (key if len(key) <= KEY_CHARS_SHOWN else f"{key[:KEY_CHARS_SHOWN]}…").replace("`", "'")
+    """The path of a member: `a.b`, or `a["b c"]` where the key is no word. Of a long key only the beginning."""
+    shown = key if len(key) <= KEY_CHARS_SHOWN else f"{key[:KEY_CHARS_SHOWN]}…"
+    if not _WORD.match(key):
+        quoted = json.dumps(shown, ensure_ascii=False).replace("`", "\\u0060")  # messages put paths between backticks
+        return f"{path}[{quoted}]"
     return f"{path}.{shown}" if path else shown
 
 

@@ -56,7 +56,9 @@ class Case(msgspec.Struct):
         return Turn(response, CREATED, "smol", raw, stored, "local", terms=Terms.of(asked, ""))
 
     def stream(self) -> bytes:
-        encoder = chat_answer.Encoder(self.turn, item_id) if self.is_chat else responses.Encoder(self.turn, item_id, seal)
+        encoder = (
+            chat_answer.Encoder(self.turn, item_id) if self.is_chat else responses.Encoder(self.turn, item_id, seal)
+        )
         return b"".join(frames(encoder, self.steps))
 
     def body(self) -> bytes:

@@ -15,6 +15,7 @@ from zjournal.engine.models.decoder import BLOCK_TOKENS, Batch, Progress
 from zjournal.engine.models.forward import Layer, Linear, Loaded, Matrix
 from zjournal.engine.models.weights import Weights
 from zjournal.kernels import matmul, packed
+from zjournal.kernels.attention import ARITHMETIC
 
 _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
@@ -47,7 +48,8 @@ class TritonDecoder:
         way = "fast" if fast else "exact"
         self.name = f"triton {way}"
         numbers = passes.FAST_NUMERICS + f" torch {torch.__version__}" if fast else passes.EXACT_NUMERICS
-        self.numerics = f"{numbers} triton {triton.__version__}"  # the compiler decides the order within a tile
+        # The compiler decides the order within a tile.
+        self.numerics = f"{numbers} {ARITHMETIC} triton {triton.__version__}"
         ops = passes.fast() if fast else passes.exact()
         with Weights(checkpoint, model, by_halves=True) as read:
             layers = []
