@@ -46,7 +46,7 @@ demo: $(VENV)/.installed
 	@cd "$(ROOT)" && "$(VENV)/bin/zj" demo
 
 test: $(VENV)/.installed-dev
-	@cd "$(ROOT)" && "$(PY)" -m pytest -n 2 --dist loadfile
+	@cd "$(ROOT)" && "$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)

@@ -150,7 +150,7 @@ def test_flex_work_yields_to_everybody_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("guided_json", {"type": "object"}), ("ignore_eos", True), ("stop_token_ids", [5]), ("best_of", 2), ("n", 2)],
+    [("guided_json", {"type": "object"}), ("ignore_eos", True), ("stop_token_ids", [5]), ("best_of", 2), ("n", 17)],
 )
 def test_what_would_change_the_answer_and_is_not_done_here_is_refused(
     tmp_path_factory: pytest.TempPathFactory, server: Server, path: str, field: str, value: object

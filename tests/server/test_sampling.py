@@ -183,7 +183,7 @@ def test_a_stop_string_over_token_boundaries_cuts_text_and_logprobs(client: open
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
         ({"extra_body": {"min_tokens": 17}}, "min_tokens"),
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
     ],
     ids=str,
 )
