@@ -50,7 +50,7 @@ test: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
-	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels tests/engine/test_device_exact.py
+	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels tests/engine
 
 fences: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.generations
