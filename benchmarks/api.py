@@ -13,7 +13,6 @@ figures say nothing. The processors 0 and 1 of those that are allowed are used; 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts import hits, idle, streams, table
+from parts import chosen, hits, idle, streams, table
 
 PARTS: dict[str, Callable[[Path, bool], list[table.Line]]] = {
     "a": streams.rates,
@@ -35,7 +34,7 @@ PARTS: dict[str, Callable[[Path, bool], list[table.Line]]] = {
 
 def main() -> None:
     """Runs the parts that are asked for, and prints each as it ends."""
-    arguments = _arguments()
+    arguments = chosen.arguments(__doc__, PARTS)
     print(f"load {os.getloadavg()[0]:.2f}, {os.cpu_count()} processors")
     print(table.head())
     missed = 0
@@ -50,22 +49,6 @@ def main() -> None:
         print(f"  {took:.0f} s; load {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
     if missed and not arguments.quick:
         print(f"{missed} of the targets were missed")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a moment for each part")
-    parser.add_argument("--only", type=_parts, default="".join(PARTS), help="letters of parts, such as a,c")
-    parser.add_argument("--dir", type=Path, help="where journals are made")
-    return parser.parse_args()
-
-
-def _parts(text: str) -> str:
-    parts = text.replace(",", "")
-    unknown = sorted(set(parts) - set(PARTS))
-    if unknown or not parts:
-        raise argparse.ArgumentTypeError(f"there is no part {', '.join(unknown) or text!r}; there are {''.join(PARTS)}")
-    return parts
 
 
 if __name__ == "__main__":

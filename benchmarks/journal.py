@@ -15,7 +15,6 @@ every part for a moment, to see that it works: its figures say nothing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -25,14 +24,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts import grown, memory, paced, rates, starts, table
+from parts import chosen, grown, memory, paced, rates, starts, table
 
 PARTS = "abcdef"
 
 
 def main() -> None:
     """Runs the parts that are asked for, and prints each as it ends."""
-    arguments = _arguments()
+    arguments = chosen.arguments(__doc__, PARTS)
     parts = frozenset(arguments.only)
     runs: list[tuple[str, Callable[[Path, bool], list[table.Line]]]] = [
         ("a", rates.lines),
@@ -57,22 +56,6 @@ def main() -> None:
         print(f"  {took:.0f} s; load {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
     if missed and not arguments.quick:
         print(f"{missed} of the targets were missed")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a moment for each part")
-    parser.add_argument("--only", type=_parts, default=PARTS, help="letters of parts, such as a,c")
-    parser.add_argument("--dir", type=Path, help="where journals are made")
-    return parser.parse_args()
-
-
-def _parts(text: str) -> str:
-    parts = text.replace(",", "")
-    unknown = sorted(set(parts) - set(PARTS))
-    if unknown or not parts:
-        raise argparse.ArgumentTypeError(f"there is no part {', '.join(unknown) or text!r}; there are {PARTS}")
-    return parts
 
 
 if __name__ == "__main__":

@@ -437,6 +437,7 @@ def test_the_end_of_the_server_is_no_failure_of_a_socket_whose_client_reads_noth
         connection.stopping = True
         serving.cancel()
         await asyncio.wait_for(serving, WAIT_S)
+        assert serving.done() and not serving.cancelled() and serving.exception() is None
 
     asyncio.run(main())
 

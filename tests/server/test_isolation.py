@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted
+from tests.serving import Server, scripted, until
 
 K1, K2 = "first-key-0123456789", "second-key-0123456789"
 
@@ -192,10 +191,7 @@ def test_unstored_turns_lose_their_content_after_the_retention(tmp_path: Path) -
     with Server(tmp_path / "data", "--unstored-retention", "0", model=model) as server:
         server.respond(input=secret, store=False)
         kept = server.respond(input="to be kept")
-        until = time.monotonic() + 10
-        while _payloads_of_unstored(server.data_dir) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert _payloads_of_unstored(server.data_dir) == 0
+        until(lambda: _payloads_of_unstored(server.data_dir) == 0)
         assert server.http.get(f"/v1/responses/{kept['id']}").json() == kept
         server.terminate()
     verify(tmp_path / "data")

@@ -54,6 +54,12 @@ def whole(server: Server, **body: Any) -> ResponseResource:
     return response
 
 
+def read(response: ResponseResource) -> int:
+    """The tokens of its prompt."""
+    tokens: int = response.model_dump()["usage"]["input_tokens"]
+    return tokens
+
+
 def picture() -> str:
     """A red square as a data URL."""
 
@@ -72,19 +78,28 @@ def test_basic_response(server: Server) -> None:
 
 
 def test_system_prompt(server: Server) -> None:
-    pirate = {"type": "message", "role": "system", "content": "You are a pirate."}
-    whole(server, input=[pirate, {"type": "message", "role": "user", "content": "Say hello."}])
+    hello = {"type": "message", "role": "user", "content": "Say hello."}
+    sizes = [
+        read(
+            whole(server, input=[{"type": "message", "role": "system", "content": "You are a pirate." * times}, hello])
+        )
+        for times in (1, 9)
+    ]
+    assert sizes[0] < sizes[1], "it is told to the model, in place of the template's own"
 
 
 def test_multi_turn(server: Server) -> None:
     roles = [("user", "My name is Alice."), ("assistant", "Hello Alice!"), ("user", "What is my name?")]
-    whole(server, input=[{"type": "message", "role": role, "content": text} for role, text in roles])
+    items = [{"type": "message", "role": role, "content": text} for role, text in roles]
+    sizes = [read(whole(server, input=items[:length])) for length in (1, 2, 3)]
+    assert sizes[0] < sizes[1] < sizes[2], "every turn is told to the model"
 
 
 @pytest.mark.parametrize("phase", ["commentary", "final_answer", None])
 def test_assistant_phase(server: Server, phase: str | None) -> None:
     said = {"type": "message", "role": "assistant", "phase": phase, "content": "I am looking."}
-    whole(server, input=[{"role": "user", "content": "Look."}, said, {"role": "user", "content": "And?"}])
+    asked = [{"role": "user", "content": "Look."}, said, {"role": "user", "content": "And?"}]
+    assert read(whole(server, input=asked)) > read(whole(server, input=[asked[0], asked[2]])), "it is told to the model"
 
 
 def test_response_output_phase_schema(server: Server) -> None:

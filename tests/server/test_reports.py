@@ -10,8 +10,6 @@ import json
 import os
 import random
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,22 +17,12 @@ import pytest
 from tests.golden import make
 from tests.server.test_growth import Agent, stop
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, scripted, until, zj
 from tests.unit.journal.facts import open_journal, session, whole_turn
 from zjournal.journal import datadir, removal
 from zjournal.journal.database import SCHEMA_VERSION
 from zjournal.journal.events import CacheMatched, RequestAccepted, SessionDeleted
 from zjournal.journal.reader import Reader
-
-WAIT_S_MAX = 20.0
-
-
-def _until(true: Callable[[], bool]) -> None:
-    """Waits for what another process does by itself, and tells nobody of."""
-    until = time.monotonic() + WAIT_S_MAX
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def _stats(data_dir: Path) -> dict:
@@ -77,7 +65,7 @@ def test_o13_a_limit_is_kept_above_all_after_a_restart(tmp_path: Path) -> None:
             before = _listed(data_dir)
             server.flags += ["--journal-max-bytes", str(limit)]
             server.start()
-            _until(lambda limit=limit: _held(data_dir) <= limit)  # type: ignore[misc]
+            until(lambda limit=limit: _held(data_dir) <= limit)  # type: ignore[misc]
             server.respond(input="and after it")
             assert server.terminate() == 0
             left = _listed(data_dir)

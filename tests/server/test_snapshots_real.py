@@ -6,13 +6,12 @@ was computed behind what was restored has the bytes of a cold run.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Server
+from tests.serving import Server, until
 from zjournal.journal import snapshots
 from zjournal.journal.reader import Reader
 from zjournal.sessions import snapshots as files
@@ -20,7 +19,6 @@ from zjournal.snapshots import format
 from zjournal.snapshots.chunk import ChunkFile
 from zjournal.snapshots.folder import Folder
 
-WAIT_S = 30.0
 QUESTION = " ".join(f"Bee number {number} visits flower {number * 7 % 100}." for number in range(45))
 NUMBERS = ("prompt_tokens", "completion_tokens")
 MORE = ("Which bee was the first?", "And which the last?", "Name one flower.")
@@ -54,14 +52,13 @@ def computed(answer: dict[str, Any]) -> int:
 
 def wait_written(server: Server, response: str, tokens: int) -> None:
     """Until so many tokens of a response's state are on disk; a tail is written as soon as nothing runs."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
+
+    def written() -> bool:
         with Reader.open(server.data_dir) as reader:
             kept = snapshots.snapshot(reader, response)
-        if kept is not None and kept.tokens >= tokens:
-            return
-        time.sleep(0.05)
-    raise AssertionError("it was not written")
+        return kept is not None and kept.tokens >= tokens
+
+    until(written)
 
 
 def kv(data_dir: Path) -> dict[bytes, list[bytes]]:

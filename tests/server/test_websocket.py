@@ -321,7 +321,7 @@ def test_what_is_wrong_is_named_and_the_next_request_works(
 
 
 def test_nul_is_text(socket: Socket) -> None:
-    socket.respond(input="a\0b")
+    assert socket.respond(input="a\0b")["status"] == "completed"
 
 
 def test_a_message_that_is_no_utf8_is_told_and_ends_the_socket(socket: Socket) -> None:

@@ -18,6 +18,53 @@ WORDS = ("honoured", "echoed", "accepted", "refused", "skipped")
 
 Decode = Callable[[dict[str, Any]], Ask]
 
+# What clients of any protocol may ask for: how to sample.
+SAMPLING: dict[str, tuple[Any, dict[str, Any]]] = {
+    "temperature": (0.5, {}),
+    "top_p": (0.5, {}),
+    "seed": (5, {}),
+    "frequency_penalty": (0.5, {}),
+    "presence_penalty": (0.5, {}),
+    "logit_bias": ({"5": 1}, {}),
+    "top_k": (5, {}),
+    "min_p": (0.5, {}),
+    "repetition_penalty": (1.5, {}),
+    "min_tokens": (2, {}),
+}
+# What only other servers have.
+FOREIGN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ignore_eos": (True, {}),
+    "echo": (True, {}),
+    "stop_token_ids": ([1], {}),
+    "bad_words": (["x"], {}),
+    "best_of": (2, {}),
+    "prompt_logprobs": (1, {}),
+    "guided_json": ({}, {}),
+    "guided_regex": ("x", {}),
+    "guided_choice": (["x"], {}),
+    "guided_grammar": ("x", {}),
+    "structured_outputs": ({}, {}),
+}
+# What Chat and Responses call the same.
+OF_OPENAI: dict[str, tuple[Any, dict[str, Any]]] = {
+    "store": (False, {}),
+    "stream": (True, {}),
+    "stream_options.include_obfuscation": (True, {"stream": True}),
+    "metadata": ({"a": "b"}, {}),
+    "prompt_cache_key": ("key", {}),
+    "cache_salt": ("salt", {}),
+    "user": ("ann", {}),
+    "safety_identifier": ("ann", {}),
+    "service_tier": ("flex", {}),
+    "prompt_cache_retention": ("24h", {}),
+    "prompt_cache_options.mode": ("explicit", {}),
+    "prompt_cache_options.ttl": ("30m", {}),
+    "prompt_cache_options.prewarm": (True, {}),
+    "prompt_cache_options.comparison_response_id": ("resp_1", {}),
+    "generate": (False, {}),
+    "n": (2, {}),
+}
+
 
 class Row(NamedTuple):
     field: str

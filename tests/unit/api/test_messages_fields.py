@@ -22,6 +22,8 @@ FORM = {"type": "json_schema", "schema": {"type": "object"}}
 
 # A value of each field that asks for something, and what it needs beside it.
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    **field_table.SAMPLING,
+    **field_table.FOREIGN,
     "model": ("other", {}),
     "max_tokens": (5, {}),
     "messages": ([{"role": "user", "content": "ho"}], {}),
@@ -36,16 +38,6 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "output_format": (FORM, {}),
     "output_config.effort": ("high", {}),
     "thinking": ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, {}),
-    "temperature": (0.5, {}),
-    "top_p": (0.5, {}),
-    "top_k": (5, {}),
-    "seed": (5, {}),
-    "min_p": (0.5, {}),
-    "repetition_penalty": (1.5, {}),
-    "presence_penalty": (0.5, {}),
-    "frequency_penalty": (0.5, {}),
-    "logit_bias": ({"5": 1}, {}),
-    "min_tokens": (2, {}),
     "thread": ({"type": "continue", "previous_message_id": "msg_1"}, {}),
     "diagnostics.previous_message_id": ("msg_1", {}),
     "metadata.user_id": ('{"session_id":"s"}', {}),
@@ -64,17 +56,6 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "compaction": ({}, {}),
     "stop": ("x", {}),
     "top_logprobs": (3, {}),
-    "ignore_eos": (True, {}),
-    "echo": (True, {}),
-    "stop_token_ids": ([1], {}),
-    "bad_words": (["x"], {}),
-    "best_of": (2, {}),
-    "prompt_logprobs": (1, {}),
-    "guided_json": ({}, {}),
-    "guided_regex": ("x", {}),
-    "guided_choice": (["x"], {}),
-    "guided_grammar": ("x", {}),
-    "structured_outputs": ({}, {}),
 }
 IN_THE_ANSWER = {"thinking"}  # whether thoughts are told: test_messages_answer
 READ_BY_ROUTE = "diagnostics.previous_message_id"  # an id of any form may be asked for
