@@ -26,6 +26,7 @@ from zjournal.engine.graphs import Graphs
 from zjournal.engine.models import forward as passes
 from zjournal.engine.models.decoder import Batch
 from zjournal.engine.models.triton import TritonDecoder
+from zjournal.engine.paged import Paged
 from zjournal.engine.sequence import BLOCK_TOKENS, Choice, Sampled, Slice
 from zjournal.errors import EngineStartFault, Fault
 from zjournal.link import wire
@@ -62,11 +63,10 @@ class Kernels(NamedTuple):
     sample: Callable[..., torch.Tensor]
 
 
-class DeviceRunner:
-    """The model and its KV pages on one device.
+class DeviceRunner(Paged):
+    """The model and its KV pages on one device."""
 
-    `kernels` is for people, `fingerprint` names the exact numerics, `parts` tells what it is made of.
-    """
+    _model: TritonDecoder
 
     def __init__(
         self,
@@ -81,16 +81,12 @@ class DeviceRunner:
         step_tokens: int = STEP_TOKENS,
     ) -> None:
         """`rows_max`: rows of the largest decode step, guesses included."""
-        self._device, self._kernels, self._model = device, kernels, model
+        super().__init__(model, model.new_pages(block_count), context, fingerprint, parts)
+        self._device, self._kernels = device, kernels
         self._masks = steps.Masks()
-        self._pages = model.new_pages(block_count)
         self.step_tokens = step_tokens
         self._rows_max = rows_max
-        self.layout = model.layout
-        self.block_bytes = self._pages[0].numel() * self._pages.element_size()
-        self.context, self.block_count, self.vocab_size = context, block_count, model.shape.vocab
         self.kernels = f"{model.name} ({device.name})"
-        self.fingerprint, self.parts = fingerprint, parts
         self.stages = device_memory.DeviceStages(device, self._pages, kernels.gather, kernels.scatter)
         width = -(-context // BLOCK_TOKENS)
         self._graphs = Graphs(device, model.loaded, self._pages, rows_max, width)
@@ -158,29 +154,10 @@ class DeviceRunner:
             views[0][:] = bytes(self.block_bytes)
             back.store()
 
-    def begin(self, request: str, prompt: Sequence[int]) -> None:
-        """A request starts; the model keeps nothing for it besides its pages."""
-
-    def end(self, request: str) -> None:
-        """A request ended."""
-
-    def copy_block(self, source: int, target: int, count: int) -> None:
-        """Copies the KV of a block's first `count` positions, in all layers.
-
-        The rest comes along: it lies past the target's end and is written before it is read.
-        """
-        assert 0 < count <= BLOCK_TOKENS, count
-        assert source != target
-        self._pages[target].copy_(self._pages[source])
-
     def block_memory(self, block: int) -> memoryview:
         """A copy of the bytes of a block's KV in all layers. What is written there changes nothing: see `stages`."""
         assert 0 <= block < self.block_count, block
         return self._pages[block].reshape(-1).view(torch.uint8).cpu().numpy().copy().data
-
-    def clear_behind(self, memory: memoryview, tokens: int) -> None:
-        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens. For any thread."""
-        self._model.clear_behind(memory, tokens)
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""

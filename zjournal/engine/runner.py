@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from zjournal.engine import loading, steps
 from zjournal.engine.models import build
 from zjournal.engine.models.decoder import Decoder
+from zjournal.engine.paged import Paged
 from zjournal.engine.sequence import BLOCK_TOKENS, Sampled, Slice
 from zjournal.errors import EngineStartFault, Fault
 from zjournal.link import wire
@@ -26,11 +27,8 @@ ELEMENT_BYTES = 4  # KV is fp32 here
 assert BLOCK_TOKENS == build.BLOCK_TOKENS
 
 
-class Runner:
-    """The model and its KV pages on the processor.
-
-    `kernels` is for people, `fingerprint` names the exact numerics, `parts` tells what it is made of.
-    """
+class Runner(Paged):
+    """The model and its KV pages on the processor."""
 
     stages = None  # the blocks are memory that every thread can use
     step_tokens = 0  # most tokens of a step, if it is more than what was asked for
@@ -43,17 +41,8 @@ class Runner:
         fingerprint: str,
         parts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._model = model
+        super().__init__(model, _paged(model.new_pages(1), block_count), context, fingerprint, parts)
         self._masks = steps.Masks()
-        self._pages = _paged(model.new_pages(1), block_count)
-        self.layout = model.layout
-        self.block_bytes = self._pages[0].numel() * self._pages.element_size()
-        self.context = context
-        self.block_count = block_count
-        self.vocab_size = model.shape.vocab
-        self.kernels = model.name
-        self.fingerprint = fingerprint
-        self.parts = parts
 
     @classmethod
     def load(cls, start: wire.Start, progress: Callable[[float], None]) -> Runner:
@@ -79,29 +68,10 @@ class Runner:
         progress(1.0)
         return runner
 
-    def begin(self, request: str, prompt: Sequence[int]) -> None:
-        """A request starts; the model keeps nothing for it besides its pages."""
-
-    def end(self, request: str) -> None:
-        """A request ended."""
-
-    def copy_block(self, source: int, target: int, count: int) -> None:
-        """Copies the KV of a block's first `count` positions, in all layers.
-
-        The rest comes along: it lies past the target's end and is written before it is read.
-        """
-        assert 0 < count <= BLOCK_TOKENS, count
-        assert source != target
-        self._pages[target].copy_(self._pages[source])
-
     def block_memory(self, block: int) -> memoryview:
         """The bytes of a block's KV in all layers, as they are; writable. It begins at a page of the system."""
         assert 0 <= block < self.block_count, block
         return self._pages[block].reshape(-1).view(torch.uint8).numpy().data
-
-    def clear_behind(self, memory: memoryview, tokens: int) -> None:
-        """Zeros in a copy of a block's bytes what lies behind its first `tokens` tokens. For any thread."""
-        self._model.clear_behind(memory, tokens)
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
