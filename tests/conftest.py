@@ -1,10 +1,38 @@
-"""What all tests need before anything is imported: triton's interpreter, so that kernels run on CPU tensors.
+"""What all tests need before anything is imported: triton's interpreter; and `--examples`, for more of a property.
 
-triton looks at the variable whenever it meets `@triton.jit`, in its own library too, so it must be set before triton
-is first imported. Tests that compile kernels do so in a process without it (tests/kernels/test_triton_compiled.py).
+Interpreted, kernels run on CPU tensors. triton looks at the variable whenever it meets `@triton.jit`, in its own
+library too, so it must be set before triton is first imported. Tests that compile kernels do so in a process without
+it (tests/kernels/test_triton_compiled.py).
 """
 
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # interpreted kernels are for the CPU, and so are the servers of the tests
+
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=int, default=1, help="times the examples that each property is tried with")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`--examples`: for functions under `@given`, and for state machines."""
+    factor = config.getoption("--examples")
+    if factor == 1:
+        return
+    machines = set()
+    for item in items:
+        function = getattr(item, "obj", None)
+        machine = getattr(item, "cls", None)
+        if machine is not None and isinstance(getattr(machine, "settings", None), settings):
+            machines.add(machine)
+        elif is_hypothesis_test(function):
+            function = getattr(function, "__func__", function)
+            own = function._hypothesis_internal_use_settings or settings.default
+            function._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
+    for machine in machines:
+        machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * factor)

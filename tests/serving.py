@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -88,9 +89,13 @@ class Server:
     def kill(self) -> None:
         """SIGKILL to both processes, and waits for their end."""
         assert self.process is not None
-        children = self.children()
-        for pid in [self.process.pid, *children]:
+        pids = [self.process.pid, *self.children()]
+        ends = [os.pidfd_open(pid) for pid in pids]
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        for end in ends:  # the engine is no child of ours, and holds its files until it is gone
+            assert select.select([end], [], [], STOP_S_MAX)[0], "a killed process does not end"
+            os.close(end)
         self.process.wait()
 
     def terminate(self) -> int:

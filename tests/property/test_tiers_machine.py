@@ -82,13 +82,15 @@ class TiersMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.disk.queue)
     @rule(data=st.data(), fails=st.booleans())
     def late(self, data, fails):
-        """One work of the disk, whichever, and perhaps it fails."""
+        """One work of the disk, and perhaps it fails: whichever read, or the next write, for one thread writes."""
 
         def refuse(kind):
             raise SnapshotFault("no", errno=data.draw(st.sampled_from([5, 28, 24])))
 
         self.engine.disk.fault = refuse if fails else None
-        self.engine.disk.one(data.draw(st.integers(0, len(self.engine.disk.queue) - 1)))
+        kinds = [kind for kind, *_ in self.engine.disk.queue]
+        at = data.draw(st.integers(0, len(kinds) - 1))
+        self.engine.disk.one(at if kinds[at] == "read" else kinds.index("write"))
         self.engine.disk.fault = None
 
     @precondition(lambda self: self.engine.unanswered)
@@ -122,15 +124,9 @@ class TiersMachine(RuleBasedStateMachine):
         if request not in journal.ends or self.engine.unanswered:
             return
         self.engine.hear(self.engine.scheduler.forget([request]))
-        space = journal.ends[request][0]
-        own = list(journal.path(request))
-        del journal.ends[request]
-        kept = {hash_ for other in journal.ends for hash_ in journal.path(other)}
-        gone = [hash_ for hash_ in own if hash_ not in kept]
-        for hash_ in gone:
-            del journal.chunks[hash_]
+        space, gone = journal.erase(request)
         self.engine.snapshots.take(wire.Purge(space=b"", hashes=(), requests=(request,), cause="deleted"))
-        self.engine.snapshots.take(wire.Purge(space=space, hashes=tuple(gone), requests=(), cause="deleted"))
+        self.engine.snapshots.take(wire.Purge(space=space, hashes=gone, requests=(), cause="deleted"))
 
     @precondition(lambda self: self.engine.told(wire.BackedUp))
     @rule()

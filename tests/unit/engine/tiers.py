@@ -71,11 +71,14 @@ class Journal:
         self.sessions = {}
         self.files = {}  # hash -> what it was told of
         self.refused = False  # something was: so what builds on that is refused as well
+        self.erased = set()  # requests and chunks: what is of them, or builds on them, is refused
 
     def commit(self, event):
-        """Takes a fact; False if it stands on what was refused."""
+        """Takes a fact; False if it is of a turn that was erased, or stands on what was refused or went with one."""
         match event:
-            case wire.BackedUp() if self.refused and not self.stands(event):
+            case wire.BackedUp() if event.request in self.erased:
+                return False
+            case wire.BackedUp() if (self.refused or self.stood(event) & self.erased) and not self.stands(event):
                 return False
             case wire.BackedUp():
                 for chunk in event.chunks:
@@ -88,6 +91,10 @@ class Journal:
                     self.drop(hash_)
         return True
 
+    def stood(self, event):
+        """The chunks that it names and does not bring."""
+        return {event.end, *(chunk.parent for chunk in event.chunks)} - {chunk.hash for chunk in event.chunks}
+
     def stands(self, event):
         known = set(self.chunks) | {format.ROOT}
         for chunk in event.chunks:
@@ -95,6 +102,18 @@ class Journal:
                 return False
             known.add(chunk.hash)
         return event.end in known
+
+    def erase(self, request):
+        """Gives a turn up, and what no other needs; returns the space and those chunks, the last first."""
+        space = self.ends[request][0]
+        own = list(self.path(request))
+        del self.ends[request]
+        kept = {hash_ for other in self.ends for hash_ in self.path(other)}
+        gone = [hash_ for hash_ in own if hash_ not in kept]
+        for hash_ in gone:
+            del self.chunks[hash_]
+        self.erased |= {request, *gone}
+        return space, tuple(gone)
 
     def drop(self, hash_):
         _, chunk = self.chunks[hash_]

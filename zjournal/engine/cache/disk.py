@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from zjournal.errors import SnapshotFault
 
 READERS = 8  # files that are read at once: the disk's queue depth
-WRITERS = 1  # files that are written at once: it takes processor time from the model, and the disk is fast enough
-NICE = 19  # of those who write: nobody waits for them
+NICE = 19  # of the thread that writes: nobody waits for it
 
 T = TypeVar("T")
 
@@ -26,9 +25,11 @@ T = TypeVar("T")
 class Disk:
     """Runs work in threads of its own. All methods are for one thread, the engine's."""
 
-    def __init__(self, readers: int = READERS, writers: int = WRITERS) -> None:
+    def __init__(self, readers: int = READERS) -> None:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="zj-read")
-        self._writers = ThreadPoolExecutor(writers, thread_name_prefix="zj-write", initializer=_yield_to_others)
+        # One: a file is moved or unlinked before another is written in its place. Writing takes processor time from
+        # the model besides, and the disk is fast enough.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="zj-write", initializer=_yield_to_others)
         self._ended: collections.deque[tuple[Future[Any], Callable[[Any], None]]] = collections.deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pending = 0  # that was begun and whose end was not asked for
@@ -42,8 +43,8 @@ class Disk:
         self._submit(self._readers, work, then)
 
     def write(self, work: Callable[[], T], then: Callable[[T | SnapshotFault], None]) -> None:
-        """The same in a writing thread, so that no read waits for a write."""
-        self._submit(self._writers, work, then)
+        """The same in the writing thread, one after another in this order; no read waits for a write."""
+        self._submit(self._writer, work, then)
 
     def finish(self) -> int:
         """Does what follows from all that has ended; returns how many that were. Other errors of `work` are raised."""
@@ -63,7 +64,7 @@ class Disk:
 
     def close(self) -> None:
         """Waits for what was begun, and gives up the rest."""
-        for pool in (self._readers, self._writers):
+        for pool in (self._readers, self._writer):
             pool.shutdown(wait=True, cancel_futures=True)
         os.close(self._event)
 
