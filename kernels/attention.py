@@ -39,7 +39,6 @@ SPLIT = 512  # positions that have a softmax of their own
 HEAD_DIM_MAX = 256
 GROUP_MAX = 64  # query heads that share one KV head
 TOKENS, SPAN = tl.constexpr(BLOCK_TOKENS), tl.constexpr(SPLIT)  # the same, as kernels want them
-ONES: tl.constexpr = tl.constexpr(8)  # columns of ones that add up p: the least width of a product
 ARITHMETIC = "split512.tile64-32.1"  # of the numerics of KV; changes whenever a row's bits do
 PAGE_DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
@@ -165,6 +164,8 @@ def attend_split(
     inside = ahead % TOKENS * HEAD_DIM
     dtype: tl.constexpr = q.dtype
     q = operand(q, dtype)
+    # Columns of ones that add up p, the least that a product has: tcgen05.mma of 128 rows takes no fewer than 16.
+    ONES: tl.constexpr = 8 if q.shape[0] <= 64 else 16
     ones = tl.full([KV_TILE, ONES], 1.0, q.dtype)
     top = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0], ONES], tl.float32)

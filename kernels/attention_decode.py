@@ -27,7 +27,7 @@ import triton.language as tl
 from zjournal.kernels import attention
 from zjournal.kernels.attention import SPAN, SPLIT, TOKENS, Tiles, attend_split, finish, fold
 from zjournal.kernels.build import NUMERICS, Build
-from zjournal.kernels.numbers import narrow
+from zjournal.kernels.numbers import INTERPRETED, narrow
 
 ROWS_MAX = 1024  # of one call: every block of threads looks at all lengths
 PROGRAMS_PER_PROCESSOR = 2
@@ -275,7 +275,7 @@ def _fold(
         HEADS=heads,
         HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim),
-        AHEAD=triton.next_power_of_2(min(splits, AHEAD)),
+        AHEAD=_ahead(splits),
         WINDOWED=window > 0,
         num_warps=_fold_warps(head_dim),
         **NUMERICS,
@@ -293,9 +293,9 @@ def _batch(rows: int) -> int:
     return 128 if rows <= 128 else ROWS_MAX
 
 
-def _ahead(splits: int, device: torch.device) -> int:
-    """Always the same on a GPU, so that no table's width waits for a compiler; interpreted, each costs its time."""
-    return AHEAD if device.type == "cuda" else triton.next_power_of_2(min(splits, AHEAD))
+def _ahead(splits: int) -> int:
+    """Always the same where it is compiled, so that no table's width waits for it; interpreted, each costs its time."""
+    return triton.next_power_of_2(min(splits, AHEAD)) if INTERPRETED.value else AHEAD
 
 
 def _fold_warps(head_dim: int) -> int:

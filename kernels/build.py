@@ -36,6 +36,7 @@ _ELEMENTS |= {"fp8e4nv", "fp8e5"}
 _TENSOR_CORE = re.compile(r"\b(UTC\w*MMA|[HIQBD]?GMMA|[HIQD]MMA)\b")
 _SPILL = re.compile(r"\b(?:STL|LDL)\b")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_TENSOR_MEMORY = re.compile(r"tensor_memory_encoding<blockM = (\d+), blockN = (\d+)")
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,16 @@ class Resources:
 
 
 def compile_for(build: Build, capability: int) -> Resources:
-    """Compiles `build` for a GPU of compute capability 10 * major + minor. Raises what triton raises."""
+    """Compiles `build` for a GPU of compute capability 10 * major + minor. Raises what triton raises, and ValueError
+    for a product that the instructions do not have."""
     assert capability in build.capabilities, (build.name, capability)
     compiled = triton.compile(
         source(build),
         target=GPUTarget("cuda", capability, 32),
         options=options(build),
     )
+    if wrong := impossible(compiled.asm["ttgir"]):
+        raise ValueError(f"{build.name} on sm_{capability}: {'; '.join(wrong)}")
     text = _dump(compiled.asm["cubin"])
     usage = _USAGE.search(text)
     assert usage, f"cuobjdump printed no usage for {build.name}"
@@ -95,6 +99,15 @@ def compile_for(build: Build, capability: int) -> Resources:
         shared=int(compiled.metadata.shared),
         tensor_core=best,
     )
+
+
+def impossible(ttgir: str) -> list[str]:
+    """The products of tensor memory in triton's GPU dialect that tcgen05.mma does not have: 128 rows take multiples of
+    16 columns, 64 rows multiples of 8 (PTX ISA, shapes of tcgen05.mma). triton emits others, and ptxas passes them,
+    since the shape is a number in a register: on the card it is an illegal instruction."""
+    shapes = sorted({(int(rows), int(columns)) for rows, columns in _TENSOR_MEMORY.findall(ttgir)})
+    step = {64: 8, 128: 16}
+    return [f"tcgen05.mma has no {m} x {n}" for m, n in shapes if m not in step or n % step[m] or not 0 < n <= 256]
 
 
 def options(build: Build) -> dict[str, Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,44 +24,98 @@ ROPE_BASE = 500_000.0
 SAID_MAX = 200  # of what an exception says
 
 
+class Sick(BaseException):
+    """A kernel has broken the process's hold on the card: nothing runs there any more. No `attempt` may swallow it."""
+
+
 @dataclass
 class Run:
-    """One run of the script. `until`: the clock's time at which no other part begins; figures go to the JSON."""
+    """One run of the script. `until`: the clock's time at which no other part begins; figures go to the JSON.
+
+    All that is known is written to `into` as it comes, so that a process that hangs or dies takes nothing with it. The
+    next one is given `earlier`, does not begin again what was begun, and goes on.
+    """
 
     device: Device
     dry: bool
     until: float
+    into: Path | None = None
     figures: dict[str, float] = field(default_factory=dict)
     lines: list[table.Line] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
+    begun: list[str] = field(default_factory=list)
+    at: str = ""  # what is being done
+    told: dict[str, Any] = field(default_factory=dict)  # more for the JSON
+    _before: frozenset[str] = frozenset()
     _part_until: float = 0.0
+
+    def resume(self, earlier: dict[str, Any]) -> None:
+        """Goes on where a process before this one ended."""
+        self.lines = [table.Line(**line) for line in earlier["lines"]]
+        self.figures, self.skipped, self.spent = earlier["figures"], earlier["skipped"], earlier["seconds"]
+        self.begun = earlier["begun"]
+        self._before = frozenset(self.begun)
 
     @contextlib.contextmanager
     def part(self, name: str, seconds: float) -> Iterator[None]:
         """One part, with its share of the time; `lets` says whether there is some left."""
-        begun = time.monotonic()
-        self._part_until = min(begun + seconds, self.until)
+        begun, before = time.monotonic(), self.spent.get(name, 0.0)
+        self._part_until = min(begun + seconds - before, self.until)
         print(f"-- {name}, up to {max(self._part_until - begun, 0):.0f} s", flush=True)
-        yield
-        self.spent[name] = time.monotonic() - begun
+        self.write(name)
+        try:
+            yield
+        finally:
+            self.spent[name] = before + time.monotonic() - begun
+            self.write(name)
 
-    def lets(self, what: str) -> bool:
+    def in_time(self, what: str) -> bool:
         """Whether there is time for it; what was left out is told at the end."""
         if time.monotonic() < self._part_until:
             return True
-        self.skipped.append(what)
+        if what not in self.skipped:
+            self.skipped.append(what)
         return False
+
+    def lets(self, what: str) -> bool:
+        """Whether it is to be done now: there is time for it, and no earlier process has begun it. Once for each."""
+        if what in self._before or not self.in_time(what):
+            return False
+        self.begun.append(what)
+        self.write(what)
+        return True
+
+    def write(self, at: str) -> None:
+        """Says what is done next, and keeps what is known."""
+        self.at = at
+        if self.into is None:
+            return
+        told = self.told | {"device": self.device.name, "dry": self.dry, "figures": self.figures}
+        told |= {"skipped": self.skipped, "seconds": self.spent, "begun": self.begun, "at": at}
+        told["lines"] = [line._asdict() for line in self.lines]
+        written = self.into.with_suffix(".part")
+        written.write_text(json.dumps(told, indent=1) + "\n")
+        os.replace(written, self.into)
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """What fails is a line that is not reached, and the rest goes on: the next run may be far off."""
+        """What fails is a line that is not reached, and the rest goes on: the next run may be far off. Raises Sick
+        where the card answers nothing any more."""
         try:
             yield
         except Exception as error:
             traceback.print_exc()
             told = " ".join(f"{type(error).__name__}: {error}".split())
             self.say(table.Line(what, "failed", told[:SAID_MAX], None, "runs", False))
+            if not self._is_well():
+                raise Sick(what) from error
+
+    def _is_well(self) -> bool:
+        try:
+            return bool(torch.ones(1, device=self.device.where).item())
+        except RuntimeError:
+            return False
 
     @property
     def float8(self) -> bool:
@@ -69,6 +127,7 @@ class Run:
         self.lines.append(line)
         self.figures |= figures
         print(table.text(line), flush=True)
+        self.write(self.at)
 
     def seconds(self, work: Callable[[], object], tries: int = 5, each: int = 10) -> float:
         """Seconds of one call as the host makes it, the median of `tries` times `each` of them."""

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.parts import gpu
 from benchmarks.parts.gpu import BLOCK_TOKENS, Run, Shape
+from benchmarks.parts.gpu_speed import copy_bandwidth
 from benchmarks.parts.table import Line
 from zjournal.engine.device import INTO
 from zjournal.engine.graphs import Graphs
@@ -27,7 +28,7 @@ CHUNK_BLOCKS = 16  # of a snapshot's file
 
 def model(run: Run) -> None:
     """All lines of the model."""
-    if not run.lets("model"):
+    if not run.in_time("model"):
         return
     shape = gpu.TOY if run.dry else gpu.LLAMA_8B
     batches = (1, 3) if run.dry else (1, 2, 4, 8, 16, 32, 64)
@@ -38,7 +39,7 @@ def model(run: Run) -> None:
     held = gpu.model(run, shape, passes.exact(), max(context, *prompts))
     fast = Loaded(**(vars(held) | {"ops": passes.fast()}))
     pages = gpu.pages(run, shape, blocks)
-    bandwidth = run.figures["copy_bandwidth"]
+    bandwidth = copy_bandwidth(run)
     with run.attempt("decode steps"):
         _decode(run, shape, held, fast, pages, batches, context, bandwidth)
     for prompt in prompts:

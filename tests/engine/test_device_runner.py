@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from tests.kernels.quicker import (  # noqa: F401 (fixtures of all tests here)
     interpreter_prepares_the_language_once,
 )
 from zjournal.checkpoint.checkpoint import open_checkpoint
-from zjournal.engine import device_memory, device_runner, devices, loading
+from zjournal.engine import device_memory, device_runner, devices, loading, reach
 from zjournal.engine.cache.staging import Direct
 from zjournal.engine.decoding.steering import Choice
 from zjournal.engine.device import Host
@@ -205,6 +207,40 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(runner: DeviceRunne
     assert [same] == good
 
 
+def test_a_device_that_fails_tells_the_shape_of_the_step(
+    runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "logits", fails)
+    parts = [Slice(str(at), [5, 6, 7], at, [1], GREEDY, 0) for at in range(34)]
+    with caplog.at_level(logging.ERROR, "zjournal.engine"), pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.step(parts)
+    (said,) = caplog.messages
+    assert said.startswith("interpreted failed in a step of 34 slices: 3 at 0, 3 at 1, ")
+    assert said.endswith("3 at 31 and 2 more")
+
+
+def test_a_step_that_does_not_end_is_told_of_with_its_shape(
+    runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+
+    def hangs(*_: object) -> torch.Tensor:
+        assert ended.wait(60)
+        raise RuntimeError("it was let go")
+
+    monkeypatch.setattr(runner, "logits", hangs)
+    monkeypatch.setattr(device_runner, "STEP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(runner, "_watchdog", None)
+    runner.watch(ended.set)
+    with caplog.at_level(logging.CRITICAL, "zjournal.engine"), pytest.raises(RuntimeError, match="let go"):
+        runner.step([Slice("a", [5, 6, 7], 8, [1, 2], GREEDY, 0)])
+    assert caplog.messages == ["interpreted does not end a step of 1 slices: 3 at 8; this process does"]
+    runner._watchdog.close()
+
+
 def test_a_draw_depends_on_seed_and_position_only(runner: DeviceRunner) -> None:
     def draw(seed: int, index: int, company: int) -> int:
         hot = wire.Sampling(temperature=30.0, top_p=0.95, top_k=0, seed=seed)
@@ -293,7 +329,7 @@ class Shapes:
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def tiles(self, rows: int) -> set[matmul.Tile]:
+    def tiles(self, rows: int, wanted: int = 0) -> set[matmul.Tile]:
         return {matmul.tile_for(rows, n) for n in (576, 4096, 28672)}
 
     def new_pages(self, blocks: int) -> torch.Tensor:
@@ -306,7 +342,7 @@ class Shapes:
 
 def test_no_request_waits_for_a_tile_to_be_compiled() -> None:
     model = Shapes()
-    _warm(Host(), model, 8192, 2048, 8)
+    _warm(Host(), model, 8192, 2048, 8, 8)
     wanted = set().union(*(model.tiles(rows) for rows in range(1, 2049)))
     assert set().union(*(model.tiles(rows) for rows in model.rows)) == wanted == set(matmul.TILES)
     assert len(model.rows) <= len(wanted) + 2
@@ -360,11 +396,40 @@ def test_a_card_without_a_compiler_beside_it_cannot_be_used(monkeypatch: pytest.
         ("mem_get_info", (5, 9)),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(devices.shutil, "which", lambda name: "/bin/clang" if name == "clang" else None)
-    assert devices.look() == devices.Card("A card", 5, (9, 0))
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
-    assert devices.look() == "there is no C compiler (gcc or clang), which triton needs"
+    monkeypatch.setattr(reach, "_start", lambda: None)
+    assert devices.look() == devices.Card("A card", 5, (9, 0)), "it has kept what it needs"
+
+    def fails(error: Exception) -> str:
+        def start() -> None:
+            raise error
+
+        monkeypatch.setattr(reach, "_start", start)
+        found = devices.look()
+        assert isinstance(found, str)
+        return found
+
+    missing = RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+    assert fails(missing) == "there is no C compiler (gcc or clang), which triton needs"
+    broken = subprocess.CalledProcessError(1, ["gcc"])
+    told = "triton does not reach the card: Command '['gcc']' returned non-zero exit status 1"
+    assert fails(broken) == told
+    monkeypatch.setattr(reach.sysconfig, "get_paths", lambda scheme: {"include": "/nowhere"})
+    assert fails(broken) == told + " (there is no /nowhere/Python.h: the package is often called python3-dev)"
+    assert "libcuda.so cannot found!" in fails(AssertionError("libcuda.so cannot found!\nPlease"))
+
+
+def test_why_a_driver_or_a_card_is_no_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", refuses)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = "The NVIDIA driver on your system is too old (found version 11040)"
+    assert devices.look() == f"torch sees no CUDA device: {told}"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", refuses)
+    assert devices.look() == f"the card cannot be used: {told}"
 
 
 def test_a_start_that_fails_on_the_card_ends_on_the_cpu_unless_the_card_was_asked_for(
@@ -382,6 +447,37 @@ def test_a_start_that_fails_on_the_card_ends_on_the_cpu_unless_the_card_was_aske
     loaded.close()
     with pytest.raises(EngineStartFault, match="no room for KV"):
         devices.load(wire.Start(model=str(path), device="cuda", kv_bytes=1 << 22), lambda _: None)
+
+
+def test_a_card_that_a_kernel_has_broken_is_left_for_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def fails(*_: object) -> DeviceRunner:
+        raise EngineStartFault("The kernels do not run.")
+
+    monkeypatch.setattr(devices, "look", lambda: devices.Card("A card", 1 << 40, (9, 0)))
+    monkeypatch.setattr(devices, "_on_cuda", fails)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    loaded = devices.load(wire.Start(model=str(path), device="auto", kv_bytes=1 << 22), lambda _: None)
+    assert isinstance(loaded, Runner)
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [subprocess.CalledProcessError(1, ["gcc"]), PermissionError(13, "no", "/cache"), RuntimeError("CUDA error")],
+)
+def test_what_a_compiler_or_its_folder_does_is_a_fault(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(device_runner, "_warm", broken)
+    with pytest.raises(EngineStartFault, match="The kernels do not run on interpreted"):
+        DeviceRunner.load(interpreted.start(path), Host(), interpreted.kernels(), lambda _: None)
 
 
 def test_kernels_that_do_not_run_are_a_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.parts.gpu import Run
+from benchmarks import gpu
+from benchmarks.parts import table
+from benchmarks.parts.gpu import Run, Sick
 from benchmarks.parts.gpu_numbers import _error
 from zjournal.engine.device import Host
 
@@ -46,6 +48,41 @@ def test_what_fails_is_told_and_does_not_end_the_rest(capsys: pytest.CaptureFixt
     (line,) = one.lines
     assert (line.what, line.ours, line.peer, line.reached) == ("a kernel", "failed", "ValueError: needs more", False)
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_card_that_answers_nothing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Run(Host(), True, float("inf"))
+    monkeypatch.setattr(Run, "_is_well", lambda self: False)
+    with pytest.raises(Sick, match="a kernel"), one.attempt("all"), one.attempt("a kernel"):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert [line.what for line in one.lines] == ["a kernel"]
+
+
+def test_the_next_process_goes_on_behind_what_was_begun(tmp_path: Path) -> None:
+    into = tmp_path / "gpu.json"
+    first = Run(Host(), True, float("inf"), into)
+    with pytest.raises(KeyboardInterrupt), first.part("kernels", 60.0):
+        assert first.lets("one")
+        first.say(table.Line("one", "5 GB/s"), rate=5.0)
+        assert first.lets("two")
+        raise KeyboardInterrupt
+    gpu.note(into, None)
+    second = Run(Host(), True, float("inf"), into)
+    second.resume(json.loads(into.read_text()))
+    with second.part("kernels", 60.0):
+        assert [second.lets(what) for what in ("one", "two", "three")] == [False, False, True]
+    told = json.loads(into.read_text())
+    assert [(line["what"], line["ours"]) for line in told["lines"]] == [("one", "5 GB/s"), ("kernels", "failed")]
+    assert (told["figures"], told["begun"], told["skipped"]) == ({"rate": 5.0}, ["one", "two", "three"], [])
+    assert gpu.report(into) is False
+
+
+def test_a_process_that_is_not_heard_of_is_killed_and_told_from_one_that_ends(tmp_path: Path) -> None:
+    into = tmp_path / "gpu.json"
+    silent = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    assert gpu.follow(silent, into, 0.1) is None
+    assert silent.returncode is not None and silent.returncode < 0
+    assert gpu.follow(subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]), into, None) == 7
 
 
 def test_one_wrong_byte_is_no_rounding() -> None:

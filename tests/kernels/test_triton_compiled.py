@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import triton
 
+from zjournal.kernels.build import impossible
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = Path(__file__).with_name("resources.json")
 REWRITE = "python benchmarks/kernels.py --compile-only --write"
@@ -144,6 +146,15 @@ def test_a_changed_figure_is_told_better_or_worse() -> None:
     assert changes(held, {"one": {"90": GOOD | {"registers": 65}}}) == ["one on sm_90: registers 64 -> 65"]
     assert changes(held, {"one": {"90": GOOD | {"registers": 63}}}) == ["one on sm_90: registers 64 -> 63"]
     assert changes(held, {"two": {"90": GOOD}}) == ["two on sm_90 is not in the table"]
+
+
+def test_products_that_tensor_memory_does_not_have_are_seen() -> None:
+    said = "#tmem = #ttng.tensor_memory_encoding<blockM = {}, blockN = {}, colStride = 1>".format
+    fine = "\n".join(said(*shape) for shape in ((64, 8), (64, 64), (128, 16), (128, 256)))
+    assert impossible(fine) == []
+    assert impossible("\n".join((fine, said(128, 8), said(64, 12), said(128, 512)))) == [
+        f"tcgen05.mma has no {shape}" for shape in ("64 x 12", "128 x 8", "128 x 512")
+    ]
 
 
 def test_tests_run_in_the_interpreter() -> None:

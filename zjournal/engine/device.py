@@ -39,8 +39,9 @@ class Device(Protocol):
         """Brings values to the device, in the order of what is launched; they may change at once."""
         ...
 
-    def mark(self) -> Mark:
-        """Behind all that was launched by this thread, where it launches now."""
+    def mark(self, *, patient: bool = False) -> Mark:
+        """Behind all that was launched by this thread, where it launches now. `patient`: whoever waits for it gives
+        the processor away meanwhile, and hears of it some tens of microseconds later."""
         ...
 
     def beside(self, way: str, behind: Mark) -> contextlib.AbstractContextManager[None]:
@@ -74,6 +75,8 @@ class Cuda:
         self.name = properties.name
         self.part = f"cuda sm_{properties.major}{properties.minor}"
         self._streams = {way: torch.cuda.Stream(self.where) for way in (OUT, INTO)}
+        # One for all graphs: torch keeps memory for cuBLAS (32 MiB on sm_90) for each stream that ever used it.
+        self._making = torch.cuda.Stream(self.where)
         self._pool = torch.cuda.graph_pool_handle()
 
     def host(self, *size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -85,9 +88,9 @@ class Cuda:
         pinned = values.pin_memory()
         return pinned.to(self.where, non_blocking=True) if into is None else into.copy_(pinned, non_blocking=True)
 
-    def mark(self) -> _Event:
+    def mark(self, *, patient: bool = False) -> _Event:
         """An event in the current stream."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=patient)
         event.record(torch.cuda.current_stream(self.where))
         return _Event(event)
 
@@ -102,14 +105,18 @@ class Cuda:
 
     def graph(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """A CUDA graph. The first run is a usual one: it compiles what is not compiled yet."""
-        stream = torch.cuda.Stream(self.where)
+        stream = self._making
         stream.wait_stream(torch.cuda.current_stream(self.where))
         with torch.cuda.stream(stream):
             work()
         torch.cuda.current_stream(self.where).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                result = work()
+        except BaseException:
+            self._pool = torch.cuda.graph_pool_handle()  # torch takes no other capture into one that was broken off
+            raise
         return graph.replay, result
 
     def free(self) -> int:
@@ -146,7 +153,7 @@ class Host:
     def upload(self, values: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         return values.clone() if into is None else into.copy_(values)
 
-    def mark(self) -> _Done:
+    def mark(self, *, patient: bool = False) -> _Done:
         return _Done()
 
     @contextlib.contextmanager

@@ -60,7 +60,7 @@ class DeviceStages:
         with self.device.beside(OUT, self.device.mark()):
             self.gather(self.pages, self.ids(blocks), stage.there[:count])
             stage.host[:count].copy_(stage.there[:count], non_blocking=True)
-            done = self.device.mark()
+            done = self.device.mark(patient=True)
         return _Out(self._out, stage, count, done)
 
     def into(self, blocks: Sequence[int]) -> _Into:
@@ -106,5 +106,5 @@ class _Into:
         with stages.device.beside(INTO, self._behind):
             stage.there[:count].copy_(stage.host[:count], non_blocking=True)
             stages.scatter(stages.pages, stages.ids(self._blocks), stage.there[:count])
-            done = stages.device.mark()
+            done = stages.device.mark(patient=True)
         done.wait()

@@ -7,8 +7,10 @@ changes them before the draw (bias, penalties, min_tokens): then the host's samp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,12 +30,19 @@ from zjournal.engine.models.decoder import Batch
 from zjournal.engine.models.triton import TritonDecoder
 from zjournal.engine.paged import Paged
 from zjournal.engine.sequence import BLOCK_TOKENS, Choice, Sampled, Slice
+from zjournal.engine.watchdog import Watchdog
 from zjournal.errors import EngineStartFault, Fault
 from zjournal.link import wire
 
 STEP_TOKENS = 2048  # of prompts in one step: fewer leave a card waiting for its launches
 TILE_ROWS = 16  # every tile of a product has a multiple of it
 SINGLE_TOKENS_MAX = 8  # a slice of at most so many rows is computed as so many sequences of one row, as decode is
+
+STEP_SECONDS_MAX = 120.0  # for STEP_TOKENS; behind a million tokens they take about 15 on a large card
+SAID_SLICES = 32  # of a step that fails
+
+# Of triton's compilers, the C compiler that it starts, the folder where it keeps what they make, and the driver.
+KERNELS_FAIL = (RuntimeError, TritonError, OSError, subprocess.SubprocessError)
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
 
@@ -84,6 +93,8 @@ class DeviceRunner(Paged):
         super().__init__(model, model.new_pages(block_count), context, fingerprint, parts)
         self._device, self._kernels = device, kernels
         self._masks = steps.Masks()
+        self._watchdog: Watchdog | None = None
+        self._slices: list[Slice] = []  # of the last step
         self.step_tokens = step_tokens
         self._rows_max = rows_max
         self.kernels = f"{model.name} ({device.name})"
@@ -109,21 +120,26 @@ class DeviceRunner(Paged):
 
         def make() -> TritonDecoder:
             parts = (found.checkpoint, found.model, found.context, device.where, progress)
-            return TritonDecoder(*parts, mode=start.weights, fast=start.fast, kv=kv)
+            try:
+                return TritonDecoder(*parts, mode=start.weights, fast=start.fast, kv=kv)
+            except torch.AcceleratorError as error:  # a RuntimeError as well, which stands for memory elsewhere
+                raise EngineStartFault(f"{device.name} fails: {error}") from error
 
         decoder, made = loading.load(start, found, device.part, make)
         rows_max = max(start.max_running, start.speculation + 1)
         tokens = max(step_tokens, start.prefill_tokens)
         block = loading.block_bytes(found.model.decoder, kv.itemsize)
+        wanted = start.max_running + start.speculation  # rows of logits: all end their prompts, and one guesses
+        log.info("compiling the kernels for %s: about a minute where triton's folder has none yet", device.name)
         try:
-            workspace = _warm(device, decoder, found.context, min(tokens, found.context), rows_max)
+            workspace = _warm(device, decoder, found.context, tokens, rows_max, wanted)
             kv_bytes = _kv_bytes(start.kv_bytes, device.free(), workspace, device_memory.staging_bytes(block))
             count = loading.blocks(kv_bytes, block)
             runner = cls(device, kernels, decoder, found.context, count, rows_max, *made, step_tokens)
             runner.warm()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise EngineStartFault(f"The model does not fit into the device's memory: {error}") from error
-        except (RuntimeError, TritonError) as error:  # of a compiler, or of the driver
+        except KERNELS_FAIL as error:
             raise EngineStartFault(f"The kernels do not run on {device.name}: {error}") from error
         log.info(
             "KV memory %s of %s; %s stay for %d graphs and the rest",
@@ -160,7 +176,29 @@ class DeviceRunner(Paged):
         return self._pages[block].reshape(-1).view(torch.uint8).cpu().numpy().copy().data
 
     def step(self, slices: list[Slice]) -> list[Sampled | Fault]:
-        """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none."""
+        """Computes all slices. Returns, for each slice that samples, in order, its tokens or why there are none.
+
+        Raises RuntimeError where the device fails: nothing works in this process after most of its errors, and a new
+        one is started.
+        """
+        self._slices = slices
+        try:
+            with self._watchdog.watching() if self._watchdog is not None else contextlib.nullcontext():
+                return self._step(slices)
+        except RuntimeError:
+            log.exception("%s failed in a step of %s", self._device.name, _shape(slices))
+            raise
+
+    def watch(self, late: Callable[[], None]) -> None:
+        """From now on `late` is called, in another thread, when a step does not end."""
+        most = max(self.step_tokens, STEP_TOKENS)
+        self._watchdog = Watchdog(STEP_SECONDS_MAX * most / STEP_TOKENS, functools.partial(self._hangs, late))
+
+    def _hangs(self, late: Callable[[], None]) -> None:
+        log.critical("%s does not end a step of %s; this process does", self._device.name, _shape(self._slices))
+        late()
+
+    def _step(self, slices: list[Slice]) -> list[Sampled | Fault]:
         self._masks.begin(slices)
         try:
             logits = self.logits(slices)
@@ -197,8 +235,10 @@ class DeviceRunner(Paged):
         return passes.forward(self._model.loaded, passes.unpack(sizes, self._device.upload(numbers)), self._pages)
 
     def close(self) -> None:
-        """Ends the thread of the masks."""
+        """Ends the threads."""
         self._masks.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._model.close()
 
     # --- the draw ----------------------------------------------------------------------------------------
@@ -261,6 +301,13 @@ class DeviceRunner(Paged):
             return steps.answer(part, choices.get(part.request), choose, row)
         on_host = steps.chooser(part, np.stack([row(at) for at in range(part.drafts + 1)]))
         return steps.answer(part, choices.get(part.request), on_host, row)
+
+
+def _shape(slices: Sequence[Slice]) -> str:
+    """Of a step that has failed: an error may be that of any kernel in it, and this is what there is to find it by."""
+    told = ", ".join(f"{len(part.tokens)} at {part.start}" for part in slices[:SAID_SLICES])
+    more = f" and {len(slices) - SAID_SLICES} more" if len(slices) > SAID_SLICES else ""
+    return f"{len(slices)} slices: {told}{more}"
 
 
 def _words(values: np.ndarray) -> np.ndarray:
@@ -344,25 +391,34 @@ def _singles(batch: Batch, most: int) -> Batch:
     return Batch(batch.token, batch.position, sequence, table, batch.want)
 
 
-def _warm(device: Device, model: TritonDecoder, context: int, tokens: int, rows: int) -> int:
-    """Runs a step of the largest kind of each sort, and one for each tile of the products that these do not take, so
-    that no request waits for a compiler. Returns the bytes that they take."""
-    width = -(-tokens // BLOCK_TOKENS)
+def _warm(device: Device, model: TritonDecoder, context: int, tokens: int, rows: int, wanted: int) -> int:
+    """Runs a step of the largest kind of each sort, and one for each form of a product that these do not take, so
+    that no request waits for a compiler. Returns the bytes that they take.
+
+    `tokens` of a step, `rows` of the largest decode step, `wanted` rows of logits at most. Where a context is shorter
+    than a step, several sequences stand in one, over the same blocks: what they write to each other is nobody's.
+    """
+    length, wanted = min(tokens, context), min(wanted, tokens)
+    width = -(-length // BLOCK_TOKENS)
     pages = model.new_pages(width).zero_()
-    position = torch.arange(tokens, dtype=torch.int32)
-    zeros, table = torch.zeros_like(position), torch.arange(width, dtype=torch.int32)[None]
-    want = torch.arange(min(rows, tokens), dtype=torch.int32)
-    whole = Batch(zeros, position, zeros, table, want)
-    others = []
-    taken = model.tiles(tokens) | model.tiles(rows)
-    for count in range((tokens - 1) // TILE_ROWS * TILE_ROWS, 0, -TILE_ROWS):
-        if model.tiles(count) - taken:
-            taken |= model.tiles(count)
-            others.append(Batch(zeros[:count], position[:count], zeros[:count], table, want[:1]))
+    row = torch.arange(tokens, dtype=torch.int32)
+    zeros, position, sequence = torch.zeros_like(row), row % length, row // length
+    table = torch.arange(width, dtype=torch.int32).repeat(int(sequence[-1]) + 1, 1)
+
+    def prompts(count: int, want: int) -> Batch:
+        last = int(sequence[count - 1]) + 1
+        return Batch(zeros[:count], position[:count], sequence[:count], table[:last], row[:want])
+
+    batches, taken = [prompts(tokens, wanted)], model.tiles(tokens, wanted) | model.tiles(rows, rows)
+    sizes = [(count, 1) for count in range((tokens - 1) // TILE_ROWS * TILE_ROWS, 0, -TILE_ROWS)]
+    for count, want in [*sizes, *((count, count) for count in range(wanted, 0, -1))]:
+        if forms := model.tiles(count, want) - taken:
+            taken |= forms
+            batches.append(prompts(count, want))
     few = torch.arange(rows, dtype=torch.int32)
     wide = torch.zeros((rows, -(-context // BLOCK_TOKENS)), dtype=torch.int32)
-    decodes = Batch(torch.zeros_like(few), torch.full_like(few, context - 1), few, wide, few)
-    return max(device.peak(functools.partial(model.forward, one, pages)) for one in (whole, *others, decodes))
+    batches.append(Batch(torch.zeros_like(few), torch.full_like(few, context - 1), few, wide, few))
+    return max(device.peak(functools.partial(model.forward, one, pages)) for one in batches)
 
 
 def _kv_bytes(asked: int, free: int, workspace: int, staging: int) -> int:

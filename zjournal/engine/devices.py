@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import logging
 import math
-import shutil
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,7 @@ import msgspec
 
 from zjournal.checkpoint.checkpoint import Checkpoint
 from zjournal.config import about_size
-from zjournal.engine import device_memory, loading
+from zjournal.engine import device_memory, loading, reach
 from zjournal.engine.device_memory import KV_DTYPES, RESERVE_BYTES
 from zjournal.engine.models.decoder import BLOCK_TOKENS
 from zjournal.engine.runner import Runner
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # triton, which an engine on the CPU does not need
     from zjournal.engine.device_runner import DeviceRunner
 
 DEVICES = ("auto", "cpu", "cuda")
+HANGS_EXIT_CODE = 70  # EX_SOFTWARE: the server starts another engine
 VOCAB_MAX, HIDDEN_MAX = (1 << 19) - 1, 1 << 14  # of the kernels
 FP8_CAPABILITY_MIN = (8, 9)
 KV_TOKENS_MIN = 4096  # a card that holds less beside the weights is left alone by `auto`
@@ -70,18 +72,20 @@ def look() -> Card | str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
+        return f"torch sees no CUDA device{reach.first_line(reach.failure(torch.cuda.init))}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if not any(map(shutil.which, ("gcc", "clang"))):
-        return "there is no C compiler (gcc or clang), which triton needs"
     from zjournal.engine.device import CAPABILITY_MIN
 
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    try:
+        name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+        free = torch.cuda.mem_get_info(0)[0]  # the first that needs a context: a card may be there and not be ours
+    except RuntimeError as error:
+        return f"the card cannot be used{reach.first_line(error)}"
     if capability < CAPABILITY_MIN:
         found, least = (".".join(map(str, one)) for one in (capability, CAPABILITY_MIN))
         return f"{name} has compute capability {found}, and the kernels need {least}"
-    return Card(name, torch.cuda.mem_get_info(0)[0], capability)
+    return reach.without_triton() or Card(name, free, capability)
 
 
 def refusal(card: Card, start: wire.Start, found: loading.Opened) -> str:
@@ -132,8 +136,9 @@ def _leave_cuda() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    with contextlib.suppress(RuntimeError):  # a card that a kernel has broken answers everything with that
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _on_cuda(start: wire.Start, progress: Callable[[float], None]) -> DeviceRunner:
@@ -145,6 +150,11 @@ def _on_cuda(start: wire.Start, progress: Callable[[float], None]) -> DeviceRunn
     from zjournal.kernels.sample import sample
 
     torch.set_num_threads(start.threads or 1)  # there is little to do for them, and they would wait actively
-    device = Cuda()
+    try:
+        device = Cuda()
+    except RuntimeError as error:
+        raise EngineStartFault(f"The card cannot be used{reach.first_line(error)}.") from error
     log.info("the model runs on %s", device.name)
-    return DeviceRunner.load(start, device, Kernels(gather, scatter, sample), progress)
+    runner = DeviceRunner.load(start, device, Kernels(gather, scatter, sample), progress)
+    runner.watch(lambda: os._exit(HANGS_EXIT_CODE))  # nothing else ends a process that waits for a kernel
+    return runner

@@ -92,11 +92,15 @@ class TritonDecoder:
         sizes, numbers = passes.pack(batch.token, batch.position, batch.sequence, batch.table, batch.want)
         return passes.forward(self.loaded, passes.unpack(sizes, numbers.to(self.device)), pages)
 
-    def tiles(self, rows: int) -> set[tuple[bool, matmul.Tile]]:
-        """What the matrix products of a step of so many rows need compiled; packed ones, and those that are not."""
-        layers = self.loaded.layers
-        matrices = [part for one in layers for each in (one.qkv, one.o, one.gate_up, one.down) for part in each.parts]
-        return {(isinstance(one, packed.Packed), tile) for one in matrices for tile in matmul.tiles_taken(rows, one)}
+    def tiles(self, rows: int, wanted: int) -> set[tuple[object, matmul.Tile]]:
+        """What the matrix products of a step of so many rows and rows of logits need compiled: each tile of each kind
+        of product, for a bias, a width or a distance of rows of its own is a compilation of its own."""
+        loaded = self.loaded
+        linears = [one for layer in loaded.layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        parts = {_form(part, one, "bf16"): (part, rows) for one in linears for part in one.parts}
+        if wanted:
+            parts |= {_form(part, loaded.head, "fp32"): (part, wanted) for part in loaded.head.parts}
+        return {(form, tile) for form, (part, count) in parts.items() for tile in matmul.tiles_taken(count, part)}
 
     def close(self) -> None:
         """Nothing to end."""
@@ -164,3 +168,9 @@ class TritonDecoder:
     def _angles(self, tables: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = tables
         return cos.to(self.device), sin.to(self.device)
+
+
+def _form(part: Matrix, whole: Linear, out: str) -> tuple[object, ...]:
+    """What makes a product with this matrix another compilation than others, beside its tile."""
+    kind, (n, k) = (part.kind, (part.n, part.k)) if isinstance(part, packed.Packed) else ("", part.shape)
+    return kind, n, k, sum(whole.widths), whole.bias is not None, out
