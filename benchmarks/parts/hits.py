@@ -3,7 +3,8 @@
 The conversation grows turn by turn, as an agent's does: pages of this repository, each answered. Then short turns are
 asked, and it is taken how long the first byte takes, from the last byte of the request on; what is parsed, placed,
 rendered, tokenised, packed and made durable is in it. The peer is the same with a conversation of a hundredth, so what
-is left of the ratio is what depends on the length. Last an agent's work: many calls with short results, 20 tools.
+is left of the ratio is what depends on the length. Last an agent's work: many calls with short results, 20 tools; in
+each protocol with the whole history resent, and by the id of the response that it goes on with.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import statistics
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ CALLS, QUICK_CALLS = 120, 18
 TOOL, SAID = "tool_3", "I look into it."
 CALL = f'{SAID}\n<tool_call>\n{{"name": "{TOOL}", "arguments": {{"path": "/src/file.py", "limit": 100}}}}\n</tool_call>'
 _PARAMETERS = {"path": {"type": "string", "description": "Where the file lies."}, "limit": {"type": "integer"}}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -85,9 +86,11 @@ def lines(folder: Path, quick: bool) -> list[Line]:
             way = "by its id" if chained else f"{long.body / 1000:,.0f} kB"
             found += _lines(f"{spoken.name}, {way}", long, short)
     with _served(folder / "calls", CALL) as (port, pid):
-        long = _measure(_work(port, pid, QUICK_CALLS if quick else CALLS, RESULT_CHARACTERS))
-        short = _measure(_work(port, pid, QUICK_CALLS, SHORT_PAGE_CHARACTERS))
-        found += _lines(f"Chat, {QUICK_CALLS if quick else CALLS} calls", long, short)
+        calls = QUICK_CALLS if quick else CALLS
+        for spoken, chained in ((CHAT, False), (RESPONSES, False), (RESPONSES, True), (MESSAGES, False)):
+            long = _measure(_work(port, pid, spoken, chained, calls, RESULT_CHARACTERS))
+            short = _measure(_work(port, pid, spoken, chained, QUICK_CALLS, SHORT_PAGE_CHARACTERS))
+            found += _lines(f"{spoken.name}, {calls} calls{' by id' if chained else ''}", long, short)
     return found
 
 
@@ -154,10 +157,15 @@ async def _converse(port: int, pid: int, spoken: Spoken, chained: bool, page: in
     return Found(first, token, prompt, size, (processor_s(pid) - used) * 1_000 / len(first))
 
 
-async def _work(port: int, pid: int, calls: int, result: int) -> Found:
-    """An agent that resends its history: call after call, each with its result; the last ones are measured."""
+async def _work(port: int, pid: int, spoken: Spoken, chained: bool, calls: int, result: int) -> Found:
+    """An agent that resends its history: call after call, each with its result; the last ones are measured.
+
+    `chained`: it sends the new result only, and names the response.
+    """
     results = _pages(result)
-    history: list[dict[str, Any]] = [{"role": "user", "content": f"{calls} calls: {next(results)}"}]
+    way = f"{spoken.name} by id" if chained else spoken.name
+    history: list[dict[str, Any]] = [{"role": "user", "content": f"{way}, {calls} calls: {next(results)}"}]
+    previous = ""
     first: list[float] = []
     token: list[float] = []
     prompt = size = 0
@@ -165,23 +173,81 @@ async def _work(port: int, pid: int, calls: int, result: int) -> Found:
     for number in range(calls):
         if number == calls - ASKED:
             used = processor_s(pid)
-        body = asked(CHAT, history, tools=TOOLS)
-        one = await stream(port, CHAT.path, body, b'"tool_calls":[{"index":0,"id"')
+        more = {"previous_response_id": previous} if previous else {}
+        body = asked(spoken, history, tools=_tools(spoken), **more)
+        one = await stream(port, spoken.path, body, _BEGUN[spoken.name])
         values = [_data(frame) for frame in events(one.told).split(b"\n\n") if b"data: {" in frame]
-        told = [
-            call for value in values for choice in value["choices"] for call in choice["delta"].get("tool_calls", ())
-        ]
-        arguments = "".join(part["function"].get("arguments", "") for part in told)
-        call = {"id": told[0]["id"], "type": "function", "function": {"name": TOOL, "arguments": arguments}}
-        history += [
-            {"role": "assistant", "content": SAID, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": next(results)},
-        ]
+        said, answered, prompt = _SAYS[spoken.name](values, next(results))
+        history = answered if chained else [*history, *said, *answered]
+        previous = values[-1]["response"]["id"] if chained else ""
         if number >= calls - ASKED:
             first.append((one.first - one.sent) / 1e6)
             token.append((one.tokens[0] - one.sent) / 1e6)
-            size, prompt = len(body), next(value["usage"]["prompt_tokens"] for value in values if value.get("usage"))
+            size = len(body)
     return Found(first, token, prompt, size, (processor_s(pid) - used) * 1_000 / len(first))
+
+
+# What stands first in the event by which a call is begun.
+_BEGUN = {
+    CHAT.name: b'"tool_calls":[{"index":0,"id"',
+    RESPONSES.name: b'"type":"function_call"',
+    MESSAGES.name: b'"type":"tool_use"',
+}
+
+
+def _tools(spoken: Spoken) -> list[dict[str, Any]]:
+    functions: list[dict[str, Any]] = [tool["function"] for tool in TOOLS]
+    if spoken is CHAT:
+        return TOOLS
+    if spoken is RESPONSES:
+        return [{"type": "function", **function} for function in functions]
+    names = ("name", "description")
+    return [{**{name: one[name] for name in names}, "input_schema": one["parameters"]} for one in functions]
+
+
+# An answer with a call in the client's history, its result, and the tokens of its prompt.
+Says = tuple[list[dict[str, Any]], list[dict[str, Any]], int]
+
+
+def _chat_says(values: list[Any], result: str) -> Says:
+    told = [call for value in values for choice in value["choices"] for call in choice["delta"].get("tool_calls", ())]
+    arguments = "".join(part["function"].get("arguments", "") for part in told)
+    call = {"id": told[0]["id"], "type": "function", "function": {"name": TOOL, "arguments": arguments}}
+    said = {"role": "assistant", "content": SAID, "tool_calls": [call]}
+    prompt = next(value["usage"]["prompt_tokens"] for value in values if value.get("usage"))
+    return [said], [{"role": "tool", "tool_call_id": call["id"], "content": result}], prompt
+
+
+def _responses_say(values: list[Any], result: str) -> Says:
+    response = values[-1]["response"]
+    call = next(item for item in response["output"] if item["type"] == "function_call")
+    answered = {"type": "function_call_output", "call_id": call["call_id"], "output": result}
+    return response["output"], [answered], response["usage"]["input_tokens"]
+
+
+def _messages_say(values: list[Any], result: str) -> Says:
+    call = next(
+        value["content_block"]
+        for value in values
+        if value["type"] == "content_block_start" and value["content_block"]["type"] == "tool_use"
+    )
+    deltas = (value["delta"] for value in values if value["type"] == "content_block_delta")
+    told = "".join(delta["partial_json"] for delta in deltas if delta["type"] == "input_json_delta")
+    said = [{"type": "text", "text": SAID}, {**call, "input": json.loads(told)}]
+    answered = {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+    usage = values[0]["message"]["usage"]
+    return (
+        [{"role": "assistant", "content": said}],
+        [{"role": "user", "content": [answered]}],
+        usage["input_tokens"] + usage["cache_read_input_tokens"],
+    )
+
+
+_SAYS: dict[str, Callable[[list[Any], str], Says]] = {
+    CHAT.name: _chat_says,
+    RESPONSES.name: _responses_say,
+    MESSAGES.name: _messages_say,
+}
 
 
 def _ended(spoken: Spoken, told: bytes, chained: bool) -> tuple[str, int]:

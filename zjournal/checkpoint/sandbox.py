@@ -31,11 +31,11 @@ _RANDOM_GLOBAL, _RANDOM_FILTER = "lipsum", "random"  # would make the same conve
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*?(?:\*|\d{5})")
 _WIDE_BRACES = re.compile(r":[^{}]*(?:\{|\d{5})")
 _MISSING = object()
-_METERED, _JOINED = "zj metered", "zj joined"  # no template can write these names
+_METERED, _JOINED, _SUMMED = "zj metered", "zj joined", "zj summed"  # no template can write these names
 
 
 class _Metering(jinja2.visitor.NodeTransformer):
-    """Puts the meter into loops, and `~` under the bound of sums."""
+    """Puts the meter into loops, and `~` under the bound of sums; a sum of several values becomes one step of work."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         self.generic_visit(node)
@@ -47,6 +47,18 @@ class _Metering(jinja2.visitor.NodeTransformer):
         self.generic_visit(node)
         first, *rest = node.nodes
         return _filter(first, _JOINED, rest)
+
+    def visit_Add(self, node: jinja2.nodes.Add) -> jinja2.nodes.Node:
+        values: list[jinja2.nodes.Expr] = []
+        left: jinja2.nodes.Expr = node
+        while isinstance(left, jinja2.nodes.Add):
+            values.append(left.right)
+            left = left.left
+        if len(values) == 1:
+            self.generic_visit(node)
+            return node
+        first, *rest = (self.visit(value) for value in (left, *reversed(values)))
+        return _filter(first, _SUMMED, rest)
 
 
 def _filter(node: jinja2.nodes.Expr, name: str, arguments: list[jinja2.nodes.Expr]) -> jinja2.nodes.Filter:
@@ -66,7 +78,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         del self.globals[_RANDOM_GLOBAL], self.filters[_RANDOM_FILTER]
         for name in _WIDE:
             self.filters[name] = _narrow(self.filters[name])
-        self.filters[_METERED], self.filters[_JOINED] = _metered, _joined
+        self.filters[_METERED], self.filters[_JOINED], self.filters[_SUMMED] = _metered, _joined, _summed
 
     def begin(self) -> None:
         """A rendering begins: it has all its steps."""
@@ -160,6 +172,22 @@ def _metered(context: jinja2.runtime.Context, values: Iterable[Any]) -> Iterator
     for value in values:
         environment.step()
         yield value
+
+
+@jinja2.pass_context
+def _summed(context: jinja2.runtime.Context, *values: Any) -> Any:
+    """`a + b + c`, added from the left."""
+    length = 0
+    for value in values:
+        if type(value) is not str:
+            break
+        length += len(value)
+    else:
+        if length <= LENGTH_MAX:
+            return "".join(values)  # what the sums would come to, and no sum on the way is longer
+    environment = context.environment
+    assert isinstance(environment, Sandbox)
+    return functools.reduce(functools.partial(environment.call_binop, context, "+"), values)
 
 
 @jinja2.pass_context

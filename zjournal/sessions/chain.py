@@ -16,19 +16,34 @@ from contextlib import contextmanager
 import msgspec
 
 from zjournal import ask, errors
+from zjournal.growing import Growing
 from zjournal.journal.projections import COMPLETED, DELETED, FAILED, INCOMPLETE, RUNNING, Turn
 from zjournal.journal.reader import Reader
 from zjournal.journal.transaction import ParentErased
 from zjournal.link import wire
 from zjournal.sessions import identity
-from zjournal.sessions.items import Unit, call_ids, change, digests, items_of, thoughts_of, units, unrepeated
+from zjournal.sessions.items import (
+    Unit,
+    call_ids,
+    change,
+    digests,
+    items_of,
+    settled,
+    thoughts_of,
+    units,
+    unrepeated,
+)
 from zjournal.sessions.makers import Makers
 from zjournal.sessions.memory import Memory
-from zjournal.sessions.reading import Answers, Decoders, Model, Models
+from zjournal.sessions.reading import Answers, Decoders, Model, Models, Terms
 from zjournal.sessions.records import Records
 
 CACHED_BYTES_MAX = 16 << 20  # of texts and token ids of recent turns, about
 TURN_BYTES = 1_000  # of a remembered turn beside its texts and token ids, about
+TERMS_BYTES_MAX = 4 << 20  # of the tools and stop strings of requests whose answers were not continued yet
+TERMS_BYTES = 500  # of one of them beside its texts, and of each tool, about
+HISTORIES_BYTES_MAX = 16 << 20  # of resent histories that were told apart lately
+UNIT_BYTES = 500  # of each unit of them beside its texts, about
 CHAIN_TURNS_MAX = 10_000
 OPENING_ITEMS = 2  # by which a new conversation finds one that began alike
 OPENINGS_BYTES_MAX = 1 << 20
@@ -68,7 +83,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """
         outputs = (item for item in self.items if isinstance(item, ask.Output))
         found = {item.response: item.tokens for item in outputs if item.response not in self.replayed.apart}
-        return lambda response: wire.unpack_ids(found.get(response, b""))
+        return lambda response: wire.unpack_array(found.get(response, b""))
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -104,6 +119,20 @@ class _Resent(msgspec.Struct, frozen=True):
     known: int  # how many items that beginning has
     alike: Turn | None  # whose request is the longest beginning, be it the same one sent again
     history: bytes  # rolling digest of all of it
+
+
+class _History(msgspec.Struct, frozen=True):
+    """A resent history: its units, the digest behind each, and about how many bytes it takes up to there."""
+
+    units: Sequence[Unit]
+    digests: Sequence[bytes]
+    sizes: Sequence[int]
+
+
+def _terms_size(terms: Terms) -> int:
+    """About how many bytes it takes to remember these."""
+    tools = sum(TERMS_BYTES + len(tool.parameters) + len(tool.description or "") for tool in terms.tools)
+    return TERMS_BYTES + tools + sum(map(len, terms.stop))
 
 
 def _size(items: Sequence[ask.Item]) -> int:
@@ -150,12 +179,15 @@ class Chains:
         self._journal = journal
         self._secret = secret
         self._records = Records(journal, makers)
-        self._answers = Answers(journal, self._records, Models(makers, model, vocabulary), decoders)
+        self._terms: Memory[Terms] = Memory(TERMS_BYTES_MAX)
+        models = Models(makers, model, vocabulary)
+        self._answers = Answers(journal, self._records, models, decoders, self._terms.get)
         self._decoders = decoders
         self._restores = restores
         self._known: Memory[_Known] = Memory(CACHED_BYTES_MAX // 2)
         self._items: Memory[tuple[ask.Item, ...]] = Memory(CACHED_BYTES_MAX // 2)
         self._openings: Memory[bytes] = Memory(OPENINGS_BYTES_MAX, OPENINGS_MAX)
+        self._histories: Growing[_History] = Growing(HISTORIES_BYTES_MAX)
 
     def place(self, request: ask.Ask, tenant: str) -> Place:
         """Resolves a request. Raises PreviousResponseNotFound, or BadRequest for a turn that cannot be continued.
@@ -188,16 +220,29 @@ class Chains:
             replayed=replayed,
         )
 
-    def accepted(self, place: Place, record: bytes) -> None:
-        """Remembers the record of a request, for conversations that begin alike."""
+    def accepted(self, request: ask.Ask, place: Place, record: bytes, responses: Sequence[str], terms: Terms) -> None:
+        """Remembers the record of a request, for conversations that begin alike, and what its next turns ask for.
+
+        `responses`: of all its choices. To learn its terms and items again later, its whole body would have to be read.
+        """
         for opening in place.openings:
             self._openings.put(opening, record, OPENING_BYTES)
+        size = _terms_size(terms)
+        for response in responses:
+            self._terms.put(response, terms, size)
+            if request.previous is not None and request.protocol == "responses":  # others' recorded items may differ
+                self._items.put(response, request.items, _size(request.items))
 
     def forget(self, response: str) -> None:
         """Drops what is remembered of a response that was deleted."""
         self._known.forget(response)
         self._items.forget(response)
+        self._terms.forget(response)
         self._records.forget(response)
+
+    def forget_texts(self) -> None:
+        """Drops what is remembered of histories that clients resent: which of their texts were erased is not known."""
+        self._histories.clear()
 
     def _key(self, request: ask.Ask, tenant: str) -> bytes:
         if request.session_key is None:
@@ -264,6 +309,7 @@ class Chains:
         if known is None:
             with self._erasure_told(turn):
                 known = self._read(turn)
+            self._terms.forget(turn.response)
             self._known.put(turn.response, known, _size(known.output))
         return known
 
@@ -311,8 +357,7 @@ class Chains:
 
     def _recognise(self, items: tuple[ask.Item, ...], start: bytes, tenant: str) -> _Resent:
         """Finds our own outputs in a resent history, and what it continues."""
-        found = units(items)
-        behind = digests(found, start)
+        found, behind = self._told_apart(items, start, tenant)
         places = {digest: index for index, digest in enumerate(behind)}
         boundaries = _boundaries(found, behind)
         newest = self._journal.find_by_history(tenant, list(reversed(boundaries)))
@@ -331,12 +376,25 @@ class Chains:
         spliced, replayed = self._spliced(items, found, ours, last)
         return _Resent(spliced, replayed, newest, found[last].end if newest is not None else 0, alike, behind[-1])
 
+    def _told_apart(self, items: tuple[ask.Item, ...], start: bytes, tenant: str) -> tuple[list[Unit], list[bytes]]:
+        """The units of a resent history and the digests behind them; those of the last time are not made anew."""
+        beginning = self._histories.longest(tenant, items)
+        first = beginning.value or _History((), (), ())
+        known = settled(first.units, items, beginning.length)
+        found = units(items, first.units[:known])
+        behind = digests(found, start, first.digests[:known])
+        sizes = list(first.sizes[:known])
+        for unit in found[known:]:
+            sizes.append((sizes[-1] if sizes else 0) + UNIT_BYTES + _size(unit.items) + len(unit.thoughts))
+        self._histories.put(tenant, items, _History(found, behind, sizes), sizes[-1] if sizes else 0, beginning)
+        return found, behind
+
     def _ours(self, found: Sequence[Unit], boundaries: Mapping[bytes, int], newest: Turn | None, tenant: str) -> _Ours:
         """Whose answers stand at these units, perhaps changed: ancestors', and others' by the ids of calls."""
         ours = {boundaries[turn.history]: turn for turn in self._line(newest) if turn.history in boundaries}
         known, apart = frozenset(ours), set()
         for index, unit in enumerate(found):
-            if unit.calls and index not in ours and (maker := self._maker_of(unit.calls, tenant)) is not None:
+            if index not in ours and unit.calls and (maker := self._maker_of(unit.calls, tenant)) is not None:
                 ours[index] = maker
                 apart.add(maker.response)
         return _Ours(ours, known, frozenset(apart))

@@ -8,6 +8,7 @@ message, unless there are calls and no text, then the calls in their order. Pure
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -73,14 +74,14 @@ def thoughts_of(deltas: Iterable[ask.Delta]) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, ask.ReasoningDelta))
 
 
-def units(items: Sequence[ask.Item]) -> list[Unit]:
+def units(items: Sequence[ask.Item], known: Sequence[Unit] = ()) -> list[Unit]:
     """The conversation in units, which cover all items in order.
 
     An assistant's items are one turn as far as there are calls among them; messages without calls are turns of their
-    own, for two answers may follow each other.
+    own, for two answers may follow each other. `known`: the units that these items begin with, see `settled`.
     """
-    found: list[Unit] = []
-    at = 0
+    found = list(known)
+    at = found[-1].end if found else 0
     while at < len(items):
         end = at + 1
         if _assistants(items[at]):
@@ -91,6 +92,15 @@ def units(items: Sequence[ask.Item]) -> list[Unit]:
             found.append(Unit(at, end, (items[at],), said=isinstance(items[at], ask.Output)))
         at = end
     return found
+
+
+def settled(found: Sequence[Unit], items: Sequence[ask.Item], count: int) -> int:
+    """How many units of a conversation are units of each other one that begins with the same `count` of its `items`.
+
+    What an assistant says goes on with its next item, so all that stands before the last other item is settled.
+    """
+    end = next((at for at in range(count - 1, -1, -1) if not _assistants(items[at])), 0)
+    return bisect_right(found, end, key=lambda unit: unit.end)
 
 
 def _assistants(item: ask.Item) -> bool:
@@ -176,10 +186,10 @@ def _all_calls(items: Sequence[ask.Item]) -> Iterator[ask.Call]:
             yield item
 
 
-def digests(found: Sequence[Unit], start: bytes) -> list[bytes]:
-    """The rolling digest after each unit; that of nothing, `start`, if there is none."""
-    behind: list[bytes] = []
-    for unit in found:
+def digests(found: Sequence[Unit], start: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
+    """The rolling digest after each unit; that of nothing, `start`, if there is none. `known`: those of the first."""
+    behind = list(known)
+    for unit in found[len(known) :]:
         behind.append(identity.history(behind[-1] if behind else start, unit.items))
     return behind or [start]
 

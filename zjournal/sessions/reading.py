@@ -132,11 +132,20 @@ def recorded_model(words: Vocabulary, dialect: str) -> Model:
 class Answers:
     """Reads answers of one journal. For one thread at a time."""
 
-    def __init__(self, journal: Journal, records: Records, models: Models, decoders: Decoders) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        records: Records,
+        models: Models,
+        decoders: Decoders,
+        known: Callable[[str], Terms | None] = lambda response: None,
+    ) -> None:
+        """`known` tells the terms of a response's request, if they are known without its body."""
         self._journal = journal
         self._records = records
         self._models = models
         self._decoders = decoders
+        self._terms = known
 
     def of(self, turn: Turn) -> Answer | None:
         """The answer of a turn that has ended; None if the journal does not say what its tokens stand for.
@@ -150,7 +159,9 @@ class Answers:
         if model is None:
             return None
         tail = follow.recorded_tail(facts)
-        terms = Terms.recorded(accepted, lambda: self._records.body(turn), self._decoders)
+        terms = self._terms(turn.response)
+        if terms is None:
+            terms = Terms.recorded(accepted, lambda: self._records.body(turn), self._decoders)
         return Answer(accepted, tail, read(model, terms, tail), model.foreign)
 
 

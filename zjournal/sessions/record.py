@@ -14,12 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from zjournal.dialects.prompt import OUTPUT_PATH, WRITTEN_PATH, Span
+from zjournal.growing import Beginning, Growing, Own, common
 from zjournal.link import wire
 
 VERSION = 1
@@ -30,6 +32,8 @@ BEGINNING_BYTES = 64  # of a text, by which it is looked for,
 BEGINNINGS_MAX = 8  # so many times
 _HOLDERS = (str, dict, list)
 DEPTH_MAX = 64  # of a value in which strings are looked for
+PACKED_BYTES_MAX = 16 << 20  # of bodies and prompts that were packed lately
+SPAN_BYTES, REACHED_BYTES = 120, 300  # of each span and each reference of them, about
 
 TextOf = Callable[[Sequence[int]], bytes]  # token ids to the bytes that they spell
 Outputs = Callable[[str], Sequence[int]]  # response id to the ids sampled for it
@@ -57,10 +61,23 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
-def pack(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: TextOf | None, outputs: Outputs) -> bytes:
+def packings() -> Packings:
+    """A memory for the records of one vocabulary."""
+    return Growing(PACKED_BYTES_MAX)
+
+
+def pack(
+    body: bytes,
+    ids: Sequence[int],
+    spans: Sequence[Span],
+    text_of: TextOf | None,
+    outputs: Outputs,
+    known: Own[Packing] | None = None,
+) -> bytes:
     """The record of a body, and of a prompt whose spans cover all its `ids`.
 
     Without `text_of` the body stands in it as it is. `outputs` gives the ids of an earlier output, or nothing.
+    `known`: what is remembered of the tenant's records; where body and prompt begin alike, it is referred to alike.
     """
     tokens = array("I", ids)  # slices of an array are copied as they are, without an object for each number
     lengths: list[int] = []
@@ -69,7 +86,7 @@ def pack(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: TextOf
     for span in spans:
         length = span.end - span.start
         given = _given(span, outputs)
-        if given is not None and array("I", given[:length]) == tokens[span.start : span.end]:
+        if given is not None and _array(given[:length]) == tokens[span.start : span.end]:
             lengths.append(-length)
             kept.extend(tokens[begin : span.start])
             begin = span.end
@@ -77,7 +94,7 @@ def pack(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: TextOf
             lengths.append(length)
     kept.extend(tokens[begin:])
     low, high = _planes(kept)
-    references, skeleton = ((), body) if text_of is None else _refer(body, tokens, spans, text_of)
+    references, skeleton = ((), body) if text_of is None else _refer(body, tokens, spans, text_of, known)
     paths = tuple(span.path for span in spans)
     check = hashlib.sha256(body).digest()[:CHECK_BYTES]
     return _encode(_Packed(VERSION, low, high, tuple(lengths), paths, references, skeleton, check))
@@ -135,6 +152,36 @@ class Record:
             raise ValueError("its body does not come out as it was")
         return body
 
+    def outline(self, mark: str) -> bytes:
+        """The body with `mark` and a number in the place of each string that the prompt says; see `beginning`.
+
+        `mark` is ASCII that needs no escape in a string of JSON. No text is spelled for it.
+        """
+        packed, parts, at = self._packed, [], 0
+        for number, literal in enumerate(packed.references[::4]):
+            if literal < 0:
+                raise ValueError("it refers to a place that is not there")
+            parts += [packed.skeleton[at : at + literal], f"{mark}{number}".encode()]
+            at += literal
+        return b"".join([*parts, packed.skeleton[at:]])
+
+    def beginning(self, number: int, text_of: TextOf | None, tokens: int) -> bytes:
+        """The beginning of the string that has this number in the outline: what `tokens` tokens of it say, or more."""
+        if text_of is None:
+            raise ValueError("there is no vocabulary to read it with")
+        references = self._packed.references
+        if not 0 <= number < len(references) // 4:
+            raise ValueError("it has no such text")
+        index = sum(references[1 : 4 * number + 4 : 4])
+        before, behind = references[4 * number + 2] // 2, references[4 * number + 3]
+        if not 0 <= index < len(self.spans) or min(before, behind) < 0:
+            raise ValueError("it refers to a span that is not there")
+        span, enough = self._span(index), before + tokens
+        if len(span) - enough >= behind:  # what is left out has as many bytes, or more
+            return text_of(span[:enough])[before:]
+        text = text_of(span)
+        return text[before : len(text) - behind]
+
     def _span(self, index: int) -> Sequence[int]:
         length = self._packed.lengths[index]
         if length > 0:
@@ -143,6 +190,10 @@ class Record:
         if given is None or len(given) < -length:
             raise ValueError(f"the output at {self.spans[index].path} is shorter than its prompt says")
         return given[:-length]
+
+
+def _array(ids: Sequence[int]) -> array[int]:
+    return ids if isinstance(ids, array) else array("I", ids)
 
 
 def _given(span: Span, outputs: Outputs) -> Sequence[int] | None:
@@ -189,18 +240,43 @@ def _kept_starts(lengths: Sequence[int]) -> list[int]:
 # --- the body's strings -------------------------------------------------------------------------------
 
 
-def _refer(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: TextOf) -> tuple[tuple[int, ...], bytes]:
+class _Reached(NamedTuple):
+    """How far packing a body has come behind one of its references."""
+
+    at: int  # in the body
+    last: int  # span that was referred to
+    strings: int  # of the body that were looked at
+    outputs: int  # as _Said.next
+    skeleton: int  # bytes of it
+    spelling: bool  # whether everything beyond ASCII is escaped
+
+
+class Packing(msgspec.Struct, frozen=True):
+    """A body that was packed: of what prompt, its references, and how far each of them reaches."""
+
+    body: bytes
+    ids: array[int]
+    references: list[int]
+    skeleton: bytes
+    reached: list[_Reached]
+
+
+Packings = Growing[Packing]
+
+
+def _refer(
+    body: bytes, ids: array[int], spans: Sequence[Span], text_of: TextOf, known: Own[Packing] | None
+) -> tuple[tuple[int, ...], bytes]:
     """References for the strings of a body that its prompt says, and the skeleton that is left."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return (), body
     said = _Said(ids, spans, text_of)
-    references: list[int] = []
-    skeleton: list[bytes] = []
-    at = last = 0
-    spelling = False  # whether everything beyond ASCII is escaped
-    for path, text in _strings(value, "", DEPTH_MAX):
+    beginning = Beginning[Packing]() if known is None else known.longest(spans)
+    references, parts, reached = _gone_on(body, ids, spans, beginning)
+    at, last, looked, said.next, length, spelling = reached[-1] if reached else _Reached(0, 0, 0, 0, 0, False)
+    for number, (path, text) in enumerate(_strings(value, "", DEPTH_MAX)[looked:], looked + 1):
         encoded = text.encode()
         found = said.find(path, encoded)
         if found is None:
@@ -211,11 +287,38 @@ def _refer(body: bytes, ids: Sequence[int], spans: Sequence[Span], text_of: Text
             start = _find(body, spelled, at)
             if start >= 0:
                 references += (start - at, index - last, 2 * before + ascii_only, behind)
-                skeleton.append(body[at:start])
+                parts.append(body[at:start])
+                length += start - at
                 at, last, spelling = start + len(spelled), index, ascii_only
+                reached.append(_Reached(at, last, number, said.next, length, spelling))
                 break
-    skeleton.append(body[at:])
-    return tuple(references), b"".join(skeleton)
+    parts.append(body[at:])
+    skeleton = b"".join(parts)
+    if known is not None:
+        size = len(body) + 4 * len(ids) + len(skeleton) + SPAN_BYTES * len(spans) + REACHED_BYTES * len(reached)
+        known.put(spans, Packing(body, ids, references, skeleton, reached), size, beginning)
+    return tuple(references), skeleton
+
+
+def _gone_on(
+    body: bytes, ids: array[int], spans: Sequence[Span], beginning: Beginning[Packing]
+) -> tuple[list[int], list[bytes], list[_Reached]]:
+    """What of a record that begins alike is right for this one: references, skeleton, and how far each reference goes.
+
+    A reference is, where body and prompt are equal up to the end of its string and of its span: then it gives the same
+    bytes at the same place, whatever comes behind.
+    """
+    before = beginning.value
+    if before is None:
+        return [], [], []
+    alike = common(body, before.body)
+    same = common(ids, before.ids)
+    equal = bisect_right(spans, same, hi=beginning.length, key=lambda span: span.end)  # spans with equal tokens
+    count = bisect_right(before.reached, alike, key=lambda one: one.at)
+    count = next((at for at in range(count) if before.reached[at].last >= equal), count)
+    reached = before.reached[:count]
+    parts = [before.skeleton[: reached[-1].skeleton]] if reached else []
+    return before.references[: 4 * count], parts, reached
 
 
 class _Said:
@@ -230,7 +333,7 @@ class _Said:
                 self._outputs.append(index)
             elif span.path:
                 self._by_path.setdefault(span.path, []).append(index)
-        self._next = 0  # of the outputs
+        self.next = 0  # of the outputs, the one to look at first
         self._texts: dict[int, bytes] = {}
 
     def find(self, path: str, text: bytes) -> tuple[int, int, int] | None:
@@ -238,9 +341,9 @@ class _Said:
         for index in (*self._by_path.get(path, ()), *self._by_path.get(path.rpartition(".")[0], ())):
             if (found := self._within(index, text)) is not None:
                 return found
-        for place in range(self._next, min(self._next + OUTPUTS_AHEAD_MAX, len(self._outputs))):
+        for place in range(self.next, min(self.next + OUTPUTS_AHEAD_MAX, len(self._outputs))):
             if (found := self._within(self._outputs[place], text)) is not None:
-                self._next = place + 1
+                self.next = place + 1
                 return found
         return None
 

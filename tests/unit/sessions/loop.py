@@ -77,8 +77,8 @@ class Loop:
         started = events.EngineStarted(tenant=SERVER_TENANT, vocabulary=name, **engine)  # type: ignore[arg-type]
         self.journal.append([Fact(started, contents=(WORDS,))]).result()
         self._model = Model.today(TOKENIZER, DIALECT, frozenset(TOKENIZER.eos_ids))
-        makers = Makers(self.journal)
-        self.chains = Chains(self.journal, self.journal.secret, makers, name, self._model, DECODERS, restores)
+        self._name, self._restores = name, restores
+        self.chains = self.fresh()
         self._made = 0
 
     def __enter__(self) -> Loop:
@@ -86,6 +86,11 @@ class Loop:
 
     def __exit__(self, *_: object) -> None:
         self.journal.close()
+
+    def fresh(self) -> Chains:
+        """Chains that remember nothing."""
+        makers, secret = Makers(self.journal), self.journal.secret
+        return Chains(self.journal, secret, makers, self._name, self._model, DECODERS, self._restores)
 
     def ask(self, messages: Sequence[dict[str, Any]], said: Said = Said()) -> Asked:  # noqa: B008
         """One turn."""
@@ -103,6 +108,9 @@ class Loop:
         items = items_of(deltas, lambda index: identity.call_id(secret, response, index))
         record = pack(raw, prompt.ids, prompt.spans, self._words.decode, place.outputs())
         self._commit(place, prompt, response, record, ids, items)
+        self.chains.accepted(
+            request, place, self.journal.digest(self.tenant, record), (response,), Terms.of(request, "")
+        )
         return Asked(place, prompt, response, ids, _message(items, thoughts_of(deltas)))
 
     def _commit(
