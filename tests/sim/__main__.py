@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.sim import disk, plan, run
+from tests.sim import disk, plan
 
 
 def main() -> int:
@@ -45,6 +45,8 @@ def _with_shim(library: Path) -> int:
 
 
 def _run(drawn: plan.Plan, arguments: argparse.Namespace) -> bool:
+    from tests.sim import run  # all of zjournal: not for the process that only starts one with the shim
+
     print(drawn, flush=True)
     shim = disk.preloaded() and not arguments.no_shim
     with tempfile.TemporaryDirectory(prefix="zjournal-sim-") as folder:

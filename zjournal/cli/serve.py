@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from zjournal import collector
 from zjournal.cli import options
 from zjournal.config import Config, check_serving
 
@@ -20,6 +21,7 @@ def serve(
     check_serving(config)
     if as_json:
         config = dataclasses.replace(config, log_format="json")
-    from zjournal import server
+    with collector.paused():
+        from zjournal import server
 
     raise typer.Exit(server.run(config))

@@ -426,6 +426,7 @@ def serve(link: Link) -> int:
     assert isinstance(start, wire.Start), type(start).__name__
     logs.configure(start.log_level, start.log_format)
     begun = time.monotonic()
+    gc.disable()  # looking through what will stay is a tenth of an import; later the worker collects with its gauges
     try:
         runner, tokenizer, limits = load(start, lambda part: link.send([wire.Loading(part)]))
     except Fault as fault:
@@ -450,7 +451,6 @@ def serve(link: Link) -> int:
     )
     gc.collect()
     gc.freeze()  # what the load left lives as long as the process: no use looking through it between two steps
-    gc.disable()  # the worker collects when it tells its gauges
     link.send([ready, *off])
     log.info("ready in %.2f s: %s, %d blocks", time.monotonic() - begun, runner.kernels, runner.block_count)
     try:

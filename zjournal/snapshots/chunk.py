@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-import numpy as np
 import xxhash
 
 from zjournal.errors import ChunkFault, SnapshotFault
@@ -348,5 +347,7 @@ def _rest(parts: Sequence[memoryview], done: int) -> list[memoryview]:
 
 
 def _is_aligned(part: memoryview) -> bool:
+    import numpy as np  # as in codec.py
+
     address = int(np.frombuffer(part, np.uint8).__array_interface__["data"][0])
     return address % PAGE_BYTES == 0 and len(part) % PAGE_BYTES == 0

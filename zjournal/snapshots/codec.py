@@ -6,10 +6,14 @@ weight repeat each other, and zstd finds what it does not find in the numbers as
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
+
 import zstandard
 
 from zjournal.snapshots.format import BLOCK_BYTES_STEP, Codec, Malformed, Reason
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEVEL = 1  # a higher one took longer and saved nothing: docs/log.md
 ELEMENT_BYTES = 4
@@ -58,11 +62,15 @@ class Unpacker:
 
 def shuffled(block: memoryview) -> np.ndarray:
     """The first bytes of all elements, then the second, third and fourth; uint8 [4, elements]."""
+    import numpy as np  # here and below: who only looks at headers, as every `zj serve` does, goes without
+
     return np.ascontiguousarray(np.frombuffer(block, np.uint8).reshape(-1, ELEMENT_BYTES).T)
 
 
 def unshuffle(plain: bytes, into: memoryview) -> None:
     """The inverse of shuffled."""
+    import numpy as np
+
     planes = np.frombuffer(plain, np.uint8).reshape(ELEMENT_BYTES, -1)
     elements = np.frombuffer(into, np.uint8).reshape(-1, ELEMENT_BYTES)
     for at, plane in enumerate(planes):  # one plane after the other: sixteen times faster than all at once
