@@ -1,4 +1,4 @@
-"""What all tests need before anything is imported: triton's interpreter; and `--examples`, for more of a property.
+"""What all tests need before anything is imported: triton's interpreter, hypothesis without a clock, `--examples`.
 
 Interpreted, kernels run on CPU tensors. triton looks at the variable whenever it meets `@triton.jit`, in its own
 library too, so it must be set before triton is first imported. Tests that compile kernels do so in a process without
@@ -12,7 +12,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # interpreted kernels are for the CPU, 
 
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+# No property fails for the time that it takes: a busy machine is no fault. A failure prints how to have it again.
+settings.register_profile("zjournal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("zjournal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,15 +28,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     factor = config.getoption("--examples")
     if factor == 1:
         return
-    machines = set()
+    machines, functions = set(), set()  # each once: cases of a parametrized test share their function
     for item in items:
         function = getattr(item, "obj", None)
         machine = getattr(item, "cls", None)
         if machine is not None and isinstance(getattr(machine, "settings", None), settings):
             machines.add(machine)
         elif is_hypothesis_test(function):
-            function = getattr(function, "__func__", function)
-            own = function._hypothesis_internal_use_settings or settings.default
-            function._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
+            functions.add(getattr(function, "__func__", function))
+    for function in functions:
+        own = function._hypothesis_internal_use_settings or settings.default
+        function._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
     for machine in machines:
         machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * factor)

@@ -37,6 +37,7 @@ def library() -> ctypes.CDLL:
         built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         found, why = cpu.open_library(folder / "zjournal" / "kernels" / "cpu")
         why += built.stdout + built.stderr
+        shutil.rmtree(folder)  # what is loaded stays
         if found is None and shutil.which("cc"):
             pytest.fail(f"there is a compiler, but the C kernels do not build: {why}")
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -19,8 +20,8 @@ import httpx
 from zjournal.journal.events import Recorded
 from zjournal.journal.reader import Reader
 
-START_S_MAX = 60.0
-STOP_S_MAX = 30.0
+START_S_MAX = 120.0
+STOP_S_MAX = 60.0
 WAIT_S_MAX = 30.0
 
 
@@ -31,7 +32,8 @@ class Server:
         self, data_dir: Path, *flags: str, model: str | None = None, env: dict[str, str] | None = None
     ) -> None:
         self.data_dir = data_dir
-        self.port = free_port()
+        self._place = held_port()
+        self.port = self._place.getsockname()[1]
         self.flags = [*flags, *(["--model", model] if model else [])]
         self.env = os.environ | (env or {})
         self.log = data_dir.parent / f"{data_dir.name}.log"
@@ -46,6 +48,7 @@ class Server:
         if self.process is not None and self.process.poll() is None:
             self.kill()
         self.http.close()
+        self._place.close()
 
     def spawn(self) -> None:
         """Starts the process without waiting for anything."""
@@ -83,16 +86,22 @@ class Server:
     def children(self) -> list[int]:
         """The pids of the server's children: the engine."""
         assert self.process is not None
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                found += map(int, (task / "children").read_text().split())
+        return found
 
     def kill(self) -> None:
         """SIGKILL to both processes, and waits for their end."""
         assert self.process is not None
-        pids = [self.process.pid, *self.children()]
-        ends = [os.pidfd_open(pid) for pid in pids]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        ends = [os.pidfd_open(self.process.pid)]
+        for engine in self.children():
+            with contextlib.suppress(ProcessLookupError):  # it went by itself
+                ends.append(os.pidfd_open(engine))
+        for end in ends:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(end, signal.SIGKILL)
         for end in ends:  # the engine is no child of ours, and holds its files until it is gone
             assert select.select([end], [], [], STOP_S_MAX)[0], "a killed process does not end"
             os.close(end)
@@ -127,10 +136,25 @@ class Server:
                     yield json.loads(line[6:])
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextlib.contextmanager
+def hanging(server: Server, path: str, body: Any) -> Iterator[socket.socket]:
+    """A POST whose socket is closed at the end of the block, whatever has been answered."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        yield sock
+
+
+def held_port() -> socket.socket:
+    """A bound socket that never listens: nobody else is given its port, and a server may take it, again and again.
+
+    Linux lets two sockets that both ask for it (SO_REUSEADDR) have one address as long as at most one of them listens.
+    """
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", 0))
+    return place
 
 
 def zj(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -35,18 +35,27 @@ class BadRequest(Fault):
 class ContextTooLong(BadRequest):
     """The rendered prompt (and the asked output) does not fit the context window.
 
-    In tokens, 0 where it is not known: what the prompt has, what was asked for, and what there is room for.
+    In tokens, 0 where it is not known: what the prompt has, what was asked for, and what there is room for. `least`:
+    what a prompt that was not counted has at least.
     """
 
     code = "context_length_exceeded"
 
     def __init__(
-        self, message: str, *, param: str | None = None, prompt: int = 0, asked: int = 0, limit: int = 0
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        prompt: int = 0,
+        asked: int = 0,
+        limit: int = 0,
+        least: int = 0,
     ) -> None:
         super().__init__(message, param=param)
         self.prompt = prompt
         self.asked = asked
         self.limit = limit
+        self.least = least
 
 
 class PreviousResponseNotFound(BadRequest):

@@ -8,14 +8,19 @@ them together. A digest is enough for keys that are drawn: of 256 random bits no
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import stat
+import string
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zjournal.errors import ConfigFault
@@ -27,6 +32,7 @@ KEY_BYTES = 32  # of a key that is drawn
 PREFIX = "zj-"  # it begins with, so that scanners for leaked keys can tell one
 HASHED = "sha256:"
 LIMIT_MAX = 10**12
+SPACE = string.whitespace + "\ufeff"  # around a line; a byte order mark may stand before the first
 FRESH_NS = 2_000_000_000  # since a file was written: it may be written again, and look the same
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -159,22 +165,105 @@ def add(path: Path, name: str, limits: Limits) -> str:
     problem = _name_problem(name)
     if problem:
         raise ConfigFault(f"{name!r}: {problem}", param="name")
-    known = read(path) if path.exists() and _content(path).strip() else ApiKeys({})
-    had = known.limits(name)
-    if Limits() not in (had, limits) and had != limits:
-        raise ConfigFault(f"{name} has other limits in {path}; they hold for all of its keys", param="name")
     key = draw()
-    told = [f"{field.name}={value}" for field in dataclasses.fields(Limits) if (value := getattr(limits, field.name))]
-    line = " ".join([f"{name}:{HASHED}{digest(key).hex()}", *told]) + "\n"
+    with _locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
+        known = read(path) if _content(path).strip() else ApiKeys({})
+        had = known.limits(name)
+        if Limits() not in (had, limits) and had != limits:
+            raise ConfigFault(f"{name} has other limits in {path}; they hold for all of its keys", param="name")
+        line = f"{name}:{HASHED}{digest(key).hex()}{_told(limits)}\n"
+        size = os.fstat(file).st_size
+        whole = not size or os.pread(file, 1, size - 1) == b"\n"
+        added = line.encode() if whole else b"\n" + line.encode()
+        if os.write(file, added) != len(added):
+            os.ftruncate(file, size)
+            raise ConfigFault(f"api_key_file {path}: {os.strerror(errno.ENOSPC)}", param="api_key_file")
+        os.fsync(file)
+    return key
+
+
+def remove(path: Path, name: str, keep_last: bool = False) -> int:
+    """Takes the keys of `name` out of the file, and returns how many there were. Nobody sees half of it.
+
+    With `keep_last` the one that stands last stays, and the limits of the name with it. All other lines stay as they
+    are. Raises ConfigFault: there is nothing to remove, or nobody would be left.
+    """
+    with _locked(path, os.O_RDWR) as file:
+        known = read(path)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ConfigFault(f"api_key_file {path}: no file that can be written anew", param="api_key_file")
+        lines = _content(path).decode("utf-8", "surrogateescape").splitlines(keepends=True)
+        own = [at for at, line in enumerate(lines) if _name_in(line) == name]
+        if not own:
+            raise ConfigFault(f"{name!r} has no key in {path}", param="name")
+        if keep_last:
+            kept, limits = own.pop(), known.limits(name)
+            if not own:
+                raise ConfigFault(f"{name} has one key in {path}, and the last one is to be kept", param="name")
+            if limits != Limits() and _parse(lines[kept].strip(SPACE))[2] != limits:
+                lines[kept] = f"{lines[kept].rstrip()}{_told(limits)}\n"
+        elif known.names == (name,):
+            # A server that runs does not believe a file without keys: it would go on with those that it has.
+            reason = f"the keys of {name} are the only ones in {path}"
+            raise ConfigFault(f"{reason}; add one for somebody else first, or stop the server", param="name")
+        left = "".join(line for at, line in enumerate(lines) if at not in own)
+        _replace(path, file, left.encode("utf-8", "surrogateescape"))
+    return len(own)
+
+
+def _told(limits: Limits) -> str:
+    """Limits as they stand behind a key."""
+    told = [f" {field.name}={value}" for field in dataclasses.fields(Limits) if (value := getattr(limits, field.name))]
+    return "".join(told)
+
+
+def _name_in(line: str) -> str:
+    """Whose key stands in a line of a file that was read; "" where there is none."""
+    text = line.strip(SPACE)
+    return "" if not text or text.startswith("#") else text.partition(":")[0].strip()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, flags: int) -> Iterator[int]:
+    """The open file, for one command at a time. Raises ConfigFault for what the system refuses.
+
+    The lock is on the file itself, which a command before us may have replaced while we waited for it.
+    """
     try:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "r+b", 0) as file:
-            size = os.fstat(file.fileno()).st_size
-            whole = not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
-            file.write(line.encode() if whole else b"\n" + line.encode())
-            os.fsync(file.fileno())
+        while True:
+            file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    yield file
+                    return
+            finally:
+                os.close(file)
     except OSError as error:
         raise ConfigFault(f"api_key_file {path}: {error.strerror}", param="api_key_file") from None
-    return key
+
+
+def _replace(path: Path, old: int, content: bytes) -> None:
+    """Puts a file with this content in the place of the `old` one, with its owner and mode. A link to it stays one."""
+    real = Path(os.path.realpath(path))
+    was = os.fstat(old)
+    with tempfile.NamedTemporaryFile(dir=real.parent, prefix=f".{real.name}.", delete=False) as new:
+        try:
+            if (was.st_uid, was.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(new.fileno(), was.st_uid, was.st_gid)
+            os.fchmod(new.fileno(), stat.S_IMODE(was.st_mode))
+            new.write(content)
+            new.flush()
+            os.fsync(new.fileno())
+            os.replace(new.name, real)
+        except BaseException:
+            os.unlink(new.name)
+            raise
+    folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class _Wrong(ValueError):

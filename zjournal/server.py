@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
-import gc
 import logging
 import os
 import signal
@@ -23,7 +21,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zjournal import errors, keys, loops
+from zjournal import collector, errors, keys, loops
 from zjournal.checkpoint import hub
 from zjournal.checkpoint.download import Meter
 from zjournal.config import Config, version
@@ -142,17 +140,19 @@ class _Server:
         self._write_start()
         for turn in self._journal.recover():
             log.warning("%s was running when the server stopped; it is failed now", turn.response)
-        from zjournal.api.admin import AdminSocket
-        from zjournal.api.metrics import Metrics
-        from zjournal.api.recorded import DECODERS
-        from zjournal.api.replays import Probes, Replays
-        from zjournal.api.running import Runs
-        from zjournal.api.snapshots import Snapshots
-        from zjournal.api.submit import Desk
+        with collector.paused():
+            from zjournal.api.admin import AdminSocket
+            from zjournal.api.metrics import Metrics
+            from zjournal.api.recorded import DECODERS
+            from zjournal.api.replays import Probes, Replays
+            from zjournal.api.running import Runs
+            from zjournal.api.snapshots import Snapshots
+            from zjournal.api.submit import Desk
 
         known = keys.KeyFile(self._config.api_key_file) if self._config.api_key_file else None
         metrics = Metrics()
-        metrics.journal(lambda: self._journal.log_bytes, lambda: self._journal.blocker_pid)
+        journal = self._journal
+        metrics.journal(lambda: journal.log_bytes, lambda: journal.blocker_pid, lambda: journal.file_bytes)
         start = engine_start(self._config, self._choice, self._journal.secret)
         states = Snapshots(self._journal, metrics, self._config.data_dir, on=bool(start.snapshots))
         runs = Runs(self._journal, metrics, self._config.unstored_retention, states, self._config.keep_alive)
@@ -185,6 +185,7 @@ class _Server:
             await asyncio.gather(*tasks, return_exceptions=True)
             await engine.stop()
             await states.close()
+            desk.refused.close()
             self._journal.append([events.Fact(events.ServerStopped())])
 
     def _write_start(self) -> None:
@@ -207,11 +208,12 @@ class _Server:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def _serve_http(self, desk: Desk, runs: Runs) -> int:
-        import uvicorn
+        with collector.paused():
+            import uvicorn
 
-        from zjournal.api.app import create_app
-        from zjournal.api.intake import bounded
-        from zjournal.api.websocket_intake import PING_S, ping_timeout_s, watched
+            from zjournal.api.app import create_app
+            from zjournal.api.intake import bounded
+            from zjournal.api.websocket_intake import PING_S, ping_timeout_s, watched
 
         class Quiet(uvicorn.Server):
             """Leaves the signals to us: uvicorn would close the port before the drain."""
@@ -228,9 +230,9 @@ class _Server:
             log_config=None,
             access_log=False,
             lifespan="on",
-            http=bounded(config.reader_timeout),
+            http=bounded(config.reader_timeout, desk.refused),
             timeout_graceful_shutdown=int(LAST_RESPONSE_GRACE_S),
-            ws=watched(config.reader_timeout),
+            ws=watched(config.reader_timeout, desk.refused),
             ws_max_size=config.body_max,
             ws_ping_interval=PING_S,
             ws_ping_timeout=ping_timeout_s(config.reader_timeout),
@@ -300,7 +302,7 @@ class _Server:
         desk.serve(served)
         if self._replays is not None:
             self._replays.serve(served, engine)
-        _settle_memory()
+        collector.settle()
 
     async def _watch(self, runs: Runs) -> None:
         """Ends the server when the engine says that the model cannot be loaded: better now than at each request."""
@@ -334,18 +336,6 @@ class _Server:
             except errors.Fault as fault:
                 log.error("the journal cannot be kept within its caps: %s", fault.message)
             await asyncio.sleep(CAP_PAUSE_S if more else CAP_EVERY_S)
-
-
-def _settle_memory() -> None:
-    """What was imported and loaded lives as long as the process, and what it took to load it goes back.
-
-    The collector would look through all of it every few seconds; that takes 50 ms and more, in which no token is told.
-    """
-    gc.collect()
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; it keeps some 10 MiB otherwise
-    if trim is not None:
-        trim(0)
 
 
 def engine_start(config: Config, choice: ModelChoice, secret: bytes) -> wire.Start:

@@ -37,7 +37,7 @@ from parts.wires import (
     processor_s,
     stream,
 )
-from tests.serving import Server, free_port, scripted, until
+from tests.serving import Server, held_port, scripted, until
 
 STREAMS = 64
 RATE_MUST = 10_000  # token events per second
@@ -202,7 +202,8 @@ class _Stamped(Server):
 @contextlib.contextmanager
 def _bare(told: Path) -> Iterator[tuple[int, int]]:
     """The bare transport on the API's processor: its port and its pid."""
-    port = free_port()
+    place = held_port()
+    port = place.getsockname()[1]
     script = Path(__file__).with_name("bare.py")
     process = subprocess.Popen([sys.executable, str(script), str(port), str(told)])
     try:
@@ -212,6 +213,7 @@ def _bare(told: Path) -> Iterator[tuple[int, int]]:
     finally:
         process.kill()
         process.wait()
+        place.close()
 
 
 def _answers(port: int) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from zjournal import ask, errors
 from zjournal.api import limits
 from zjournal.api.metrics import Metrics
+from zjournal.api.refusals import Refusals
 from zjournal.api.sse import Cut
 from zjournal.api.submit import ModelCard
 from zjournal.api.turns import Turn
@@ -38,6 +39,7 @@ class FakeDesk:
         self.attribution = False
         self.state = ("ready", 1.0)
         self.metrics = Metrics()
+        self.refused = Refusals()
         self.asks: list[ask.Ask] = []
         self.turns: dict[str, Turn] = {}
         self.cancelled: list[str] = []
@@ -94,6 +96,9 @@ class FakeDesk:
         self.cancelled.append(turn.response)
         self.cancel_seen.set()
 
+    def key_name(self, tenant: str) -> str:
+        return tenant
+
     def allowed(self, tenant: str) -> list[limits.Told]:
         return self.left
 
@@ -121,6 +126,9 @@ class FakeDesk:
 
     def models(self) -> list[ModelCard]:
         return [ModelCard("smol", CREATED, 8192, ("org/smol", "gpt-4o"))]
+
+    def failure(self) -> str:
+        return ""
 
     def status(self) -> tuple[str, float]:
         return self.state

@@ -25,6 +25,7 @@ from zjournal.ask import (
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "smol", "max_tokens": 50, "messages": MESSAGES}
+WAIT_S = 60.0
 TOOL = {"name": "ls", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}
 CALLING = [
     Waiting(0, 0, 12, True),
@@ -49,15 +50,18 @@ def run(desk: FakeDesk, script, **options):
             serving(desk) as url,
             anthropic.AsyncAnthropic(base_url=url, api_key="sk-a", **{"max_retries": 0, **options}) as client,
         ):
-            return await asyncio.wait_for(script(client), 20)
+            return await asyncio.wait_for(script(client), WAIT_S)
 
     return asyncio.run(main())
 
 
 def plain(desk: FakeDesk, script, **options):
     async def main():
-        async with serving(desk, **options) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            return await asyncio.wait_for(script(client), 20)
+        async with (
+            serving(desk, **options) as url,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=WAIT_S) as client,
+        ):
+            return await asyncio.wait_for(script(client), WAIT_S)
 
     return asyncio.run(main())
 

@@ -19,14 +19,18 @@ BODIES = {
     RESPONSES: {"model": "smol", "input": "hi"},
 }
 BOTH = pytest.mark.parametrize("path", [CHAT, RESPONSES])
-WAIT_S = 10
+WAIT_S = 60
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=WAIT_S)
 
 
 def run(desk: FakeDesk, script, **options):
     """Runs `script(client)` against the served desk."""
 
     async def main():
-        async with serving(desk, **options) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with serving(desk, **options) as url, client_of(url) as client:
             return await asyncio.wait_for(script(client), WAIT_S)
 
     return asyncio.run(main())

@@ -20,7 +20,7 @@ def run(desk: FakeDesk, script):
             serving(desk) as url,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-a", max_retries=0) as client,
         ):
-            return await asyncio.wait_for(script(client), 20)
+            return await asyncio.wait_for(script(client), 60)
 
     return asyncio.run(main())
 

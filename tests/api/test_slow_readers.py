@@ -16,7 +16,7 @@ from zjournal.api import intake
 from zjournal.api.intake import HttpToolsProtocol, bounded
 from zjournal.api.sse import Cut
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LONG = answer(*["x" * 4096] * 2000)  # 8 MB: more than the system's buffers take
 
 

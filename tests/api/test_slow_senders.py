@@ -14,7 +14,7 @@ from zjournal.api.intake import SENDER_TIMEOUT_S, BoundedProtocol
 from zjournal.api.websocket_intake import WebSocketProtocol
 from zjournal.ask import TextDelta
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 BODY = json.dumps({"model": "smol", "input": "hi"}).encode()
 HEAD = b"POST /v1/responses HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 UPGRADE = (

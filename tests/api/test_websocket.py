@@ -29,7 +29,7 @@ from zjournal.api.websocket_intake import FRAMES_MAX, PING_S, WebSocketProtocol,
 from zjournal.api.websocket_state import Bounds
 from zjournal.ask import TextDelta, Waiting
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def run(desk: FakeDesk, script: Any, app: Any = None, ws: Any = WebSocketProtocol, **options: Any) -> Any:
@@ -210,7 +210,7 @@ def test_who_reads_nothing_is_cut_with_a_reason_and_others_are_not(compression: 
     desk = FakeDesk([first, *[Waiting(0, 1, 12)] * 500, *rest])  # 10 MB: more than the system's buffers take
 
     async def main() -> int:
-        async with serving(desk, ws=watched(1.0)) as url:
+        async with serving(desk, ws=watched(3.0)) as url:
             small = socket.socket()
             small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             small.connect(("127.0.0.1", int(url.rpartition(":")[2])))
@@ -229,7 +229,7 @@ def test_who_reads_nothing_is_cut_with_a_reason_and_others_are_not(compression: 
     [(response, cut)] = desk.cuts
     assert desk.cancelled == [response]
     assert 0 < cut.unread <= 128 << 10, "what is made for a client that lags has a bound"
-    assert cut.silent_s >= 1.0
+    assert cut.silent_s >= 3.0
 
 
 def test_a_client_that_answers_no_ping_is_given_up() -> None:

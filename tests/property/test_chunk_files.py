@@ -115,7 +115,7 @@ EDITS = st.lists(
 
 
 @given(EDITS, st.integers(0, 1 << 17))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_any_damage_is_refused_or_is_none(stored, edits, cut):
     folder, made, path, data = stored
     damaged = bytearray(data)
@@ -149,7 +149,9 @@ def test_any_damage_is_refused_or_is_none(stored, edits, cut):
     st.integers(0, 3),
     st.randoms(use_true_random=False),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
+)
 def test_whatever_is_written_is_read(tmp_path, codec, count, size, kind, dice):
     """Noise, zeros, KV, and few different bytes; some of the blocks or all of them."""
     fill = [dice.randbytes, bytes, lambda size: bytes(chunks.kv(one)[0])[:size], lambda size: b"ab" * (size // 2)][kind]

@@ -43,7 +43,7 @@ def _use(path) -> None:
 
 
 @given(st.sampled_from(FILES), EDITS, st.integers(0, 1 << 16))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_damage_raises_only_model_faults(tmp_path, whole, edits, cut):
     data = bytearray(whole)
     for at, new in edits:
@@ -63,7 +63,7 @@ def test_damage_raises_only_model_faults(tmp_path, whole, edits, cut):
 
 
 @given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_any_bytes_after_a_valid_start(tmp_path, data):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF\x03\0\0\0" + data)

@@ -127,8 +127,9 @@ def test_a_limit_refuses_only_what_is_longer(items: tuple[ask.Item, ...], limit:
     whole = build(request(items))
     try:
         bounded = assemble(request(items), smollm2.template(), smollm2.tokenizer(), ChatML(), limit)
-    except ContextTooLong:
-        assert len(whole.ids) > limit
+    except ContextTooLong as fault:
+        assert len(whole.ids) >= fault.least > limit == fault.limit
+        assert f"at least {fault.least} tokens" in fault.message
     else:
         assert bounded == whole
 
@@ -142,8 +143,22 @@ def test_a_prompt_far_over_the_limit_is_not_encoded(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Tokenizer, "encode_with_offsets", short)
     items = (ask.Message("user", (ask.Text("word " * 1_000_000, "input"),)),)
-    with pytest.raises(ContextTooLong, match="more than the 8192 tokens"):
+    with pytest.raises(ContextTooLong, match="more than the 8192 tokens") as raised:
         assemble(request(items), smollm2.template(), smollm2.tokenizer(), ChatML(), 8192)
+    assert raised.value.least > 5_000_000 // smollm2.tokenizer().longest
+
+
+def test_all_that_is_not_encoded_counts() -> None:
+    """Also what stands behind the text that was one too many, and before it, and the tokens of earlier outputs."""
+    text = "word " * 20_000
+    answer = ask.Output("resp_1", (), pack_ids(range(100, 5_100)), "")
+    message = ask.Message("user", (ask.Text(text, "input"),))
+    with pytest.raises(ContextTooLong) as once:
+        assemble(request((message,)), smollm2.template(), smollm2.tokenizer(), ChatML(), 300)
+    with pytest.raises(ContextTooLong) as thrice:
+        assemble(request((message, answer, message, message)), smollm2.template(), smollm2.tokenizer(), ChatML(), 300)
+    assert thrice.value.least > 3 * smollm2.tokenizer().at_least(text) + 5_000
+    assert thrice.value.least > once.value.least + 5_000
 
 
 @settings(deadline=None)  # each example forgets what makes the next one quick

@@ -6,7 +6,6 @@ After each step every table spells its request's tokens and what the journal nam
 end everything that was held is given back.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -27,8 +26,8 @@ class TiersMachine(RuleBasedStateMachine):
     @initialize(blocks=st.sampled_from([60, 150]), files=st.sampled_from([6, 10_000]), host=st.sampled_from([0, 4096]))
     def start(self, blocks, files, host):
         limit = files * FILE_BYTES
-        self.folder = Path(tempfile.mkdtemp())
-        self.engine = Tiered(self.folder / "s", blocks=blocks, limit=limit, host=host, queue_max=8)
+        self.folder = tempfile.TemporaryDirectory()
+        self.engine = Tiered(Path(self.folder.name) / "s", blocks=blocks, limit=limit, host=host, queue_max=8)
         self.limit = limit
         self.number = 0
         self.damaged = False
@@ -87,6 +86,7 @@ class TiersMachine(RuleBasedStateMachine):
         def refuse(kind):
             raise SnapshotFault("no", errno=data.draw(st.sampled_from([5, 28, 24])))
 
+        self.engine.audit = None
         self.engine.disk.fault = refuse if fails else None
         kinds = [kind for kind, *_ in self.engine.disk.queue]
         at = data.draw(st.integers(0, len(kinds) - 1))
@@ -97,6 +97,7 @@ class TiersMachine(RuleBasedStateMachine):
     @rule()
     def refuse(self):
         """The journal refuses all that is open: what builds upon a snapshot that is refused would be as well."""
+        self.engine.audit = None
         for event in self.engine.unanswered:
             self.engine.snapshots.take(wire.Refused(event.fact))
         self.engine.journal.refused = True
@@ -123,6 +124,7 @@ class TiersMachine(RuleBasedStateMachine):
         journal = self.engine.journal
         if request not in journal.ends or self.engine.unanswered:
             return
+        self.engine.audit = None
         self.engine.hear(self.engine.scheduler.forget([request]))
         space, gone = journal.erase(request)
         self.engine.snapshots.take(wire.Purge(space=b"", hashes=(), requests=(request,), cause="deleted"))
@@ -162,8 +164,11 @@ class TiersMachine(RuleBasedStateMachine):
         }
 
     def teardown(self):
-        if not hasattr(self, "engine"):
-            return
+        if hasattr(self, "engine"):
+            with self.folder:
+                self.end()
+
+    def end(self):
         engine = self.engine
         engine.disk.held, engine.disk.fault, engine.answers = set(), None, True
         engine.hear([])
@@ -179,7 +184,6 @@ class TiersMachine(RuleBasedStateMachine):
         shelf = engine.snapshots.shelf
         if not shelf.leaving.unremoved and not self.damaged:
             assert engine.file_bytes() == shelf.used, "each file counts once"
-        shutil.rmtree(self.folder)
 
 
 TestTiersMachine = TiersMachine.TestCase

@@ -274,6 +274,20 @@ def test_a_context_that_overflows_is_told_in_the_clients_own_words(server: Serve
         assert str(CONTEXT) in second
 
 
+@each
+@streamed_or_not
+def test_what_is_far_too_long_to_be_counted_is_told_with_what_it_has_at_least(
+    server: Server, path: str, stream: bool
+) -> None:
+    """The number is true: a prompt of all but the last words has no more tokens."""
+    words, fewer = "tide " * 4_000_000, "tide " * 1_000
+    message, _ = refused(server, path, server.post(path, body(path, words, stream=stream)))
+    found = re.search(r"at least (\d+) tokens", message)
+    assert found and str(CONTEXT) in message, message
+    counted = server.post("/v1/responses/input_tokens", {"model": "default", "input": fewer}).json()["input_tokens"]
+    assert CONTEXT < int(found[1]) <= counted * 4_000
+
+
 # --- ids of calls -----------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from tests.serving import Server, scripted, zj
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("conversations")
-    turns: list[dict[str, Any]] = [{"text": "Slow.", "delay_ms": 300, "when": "say slowly"} for _ in range(9)]
+    turns: list[dict[str, Any]] = [{"text": "Slow.", "delay_ms": 1000, "when": "say slowly"} for _ in range(9)]
     with Server(folder / "data", model=scripted(folder, *turns, {"text": "Fine."})) as running:
         yield running
         running.kill()

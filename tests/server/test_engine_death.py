@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted
+from tests.serving import Server, scripted, until
 
 
 def test_a_dying_engine_fails_its_request_and_is_started_again(tmp_path: Path) -> None:
@@ -60,8 +59,7 @@ def test_sigkill_of_the_engine_alone(tmp_path: Path) -> None:
             pass
         os.kill(engine, signal.SIGKILL)
         assert list(seen)[-1]["type"] == "response.failed"
-        while server.children() in ([], [engine]):
-            time.sleep(0.01)
+        until(lambda: server.children() not in ([], [engine]))
         server.wait_ready()
         metrics = server.http.get("/metrics").text
         assert "zj_engine_crashes_total 1.0" in metrics

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted
+from tests.serving import WAIT_S_MAX, Server, scripted
 
 ROOT = Path(__file__).parents[2]
 DISK_BYTES = 12 << 20
@@ -72,7 +72,7 @@ def test_a_stopped_reader_holds_up_nobody(tmp_path: Path, reader: subprocess.Pop
         verify(tmp_path / "data")
         os.kill(reader.pid, signal.SIGCONT)
         assert _tell(reader) == seen, "the reader saw two states in one transaction"
-        assert reader.wait(10) == 0
+        assert reader.wait(WAIT_S_MAX) == 0
         assert server.http.get(f"/v1/responses/{previous}").status_code == 200
         assert server.terminate() == 0
     log = (tmp_path / "data.log").read_text()
@@ -95,7 +95,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}")
     yield place
-    subprocess.run(["umount", place], check=True)
+    left = subprocess.run(["umount", place], capture_output=True, text=True)
+    if left.returncode != 0:
+        subprocess.run(["umount", "--lazy", place], check=True)  # no later test finds it
+    assert left.returncode == 0, f"something still holds its files: {left.stderr}"
 
 
 def _fill(path: Path) -> None:

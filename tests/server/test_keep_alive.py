@@ -59,7 +59,7 @@ def test_a_long_prompt_is_told_as_real_events_and_the_numbers_are_in_the_journal
 
 
 def test_a_request_that_waits_its_turn_hears_so(tmp_path: Path) -> None:
-    first = {"text": " ".join(["on"] * 60), "when": "first", "delay_ms": 20}
+    first = {"text": " ".join(["on"] * 150), "when": "first", "delay_ms": 20}
     model = scripted(tmp_path, first, {"text": "Then."})
     body = {"model": "default", "stream": True}
     with Server(tmp_path / "data", *KEEP_ALIVE, "--max-running", "1", model=model) as server:
@@ -80,7 +80,7 @@ def test_a_request_that_waits_its_turn_hears_so(tmp_path: Path) -> None:
 
 def test_r10_messages_ping_while_they_wait_and_while_a_prompt_is_read(tmp_path: Path) -> None:
     """Field report R10: real `ping` events, before `message_start` as well; the answer behind them is whole."""
-    first = {"text": " ".join(["on"] * 60), "when": "first", "delay_ms": 20}
+    first = {"text": " ".join(["on"] * 150), "when": "first", "delay_ms": 20}
     slow = {"text": "Read.", "when": "nobody reads it", "prefill_ms_per_1k": 500}
     body = {"model": "default", "stream": True}
     asked = {**body, "max_tokens": 50, "messages": [{"role": "user", "content": WORDS}]}

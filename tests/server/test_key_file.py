@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.serving import Server, scripted, until
+from tests.serving import Server, scripted, until, zj
 from tests.sockets import Socket
 from zjournal import keys
 from zjournal.keys import Limits
@@ -95,3 +98,31 @@ def test_a_socket_asks_for_its_key_at_every_request(tmp_path: Path) -> None:
             last = socket.answer(input="hi")[-1]
             assert (last["type"], last["status"], last["error"]["code"]) == ("error", 401, "invalid_api_key")
         assert status(server, stays) == 200
+
+
+def test_who_is_removed_is_refused_and_what_was_begun_is_told_to_its_end(tmp_path: Path) -> None:
+    """An open stream goes on; its engine stands still until the key works no more."""
+    file = tmp_path / "keys"
+    gone, stays = keys.add(file, "gone", Limits()), keys.add(file, "stays", Limits())
+    model = scripted(tmp_path, {"text": "word " * 60, "delay_ms": 20.0})
+    with Server(tmp_path / "data", "--api-key-file", str(file), model=model) as server:
+        body = {"model": "default", "input": "slow", "stream": True}
+        with server.http.stream("POST", "/v1/responses", json=body, headers={"x-api-key": gone}) as answer:
+            lines = answer.iter_lines()
+            while "output_text.delta" not in next(lines):
+                pass
+            (engine,) = server.children()
+            os.kill(engine, signal.SIGSTOP)
+            try:
+                done = zj("keys", "remove", "gone", "--api-key-file", str(file))
+                assert done.returncode == 0 and "1 key of gone removed" in done.stdout, done.stderr
+                until(lambda: status(server, gone) == 401)
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            rest = "\n".join(lines)
+        assert rest.count("output_text.delta") > 1 and "response.completed" in rest and "response.failed" not in rest
+        assert status(server, stays) == 200
+        again = keys.add(file, "gone", Limits())
+        until(lambda: status(server, again) == 200)
+    sessions = zj("sessions", "list", "--json", "--data-dir", str(server.data_dir))
+    assert [row["owner_name"] for row in json.loads(sessions.stdout)] == ["gone"], "what it stored is its own still"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import Server, free_port, scripted, until, zj
+from tests.serving import STOP_S_MAX, Server, scripted, until, zj
 
 
 def _status(server: Server, path: str) -> int:
@@ -54,24 +55,22 @@ def test_o29_up_is_not_ready(tmp_path: Path) -> None:
 
 def test_r13_sigterm_finishes_what_runs(tmp_path: Path) -> None:
     """Field report R13: the stream ends whole, new requests are refused meanwhile, and the exit status is 0."""
-    model = scripted(tmp_path, {"text": "word " * 60, "delay_ms": 20})
+    model = scripted(tmp_path, {"text": "word " * 200, "delay_ms": 20})
     with Server(tmp_path / "data", model=model) as server:
         seen = server.events("/v1/responses", {"model": "default", "input": "go", "stream": True})
         while next(seen)["type"] != "response.output_text.delta":
             pass
         assert server.process is not None
         server.process.terminate()
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as other:
-            until = time.monotonic() + 5
-            while (ready := other.get("/readyz")).status_code == 200 and time.monotonic() < until:
-                time.sleep(0.01)
-            assert ready.status_code == 503
-            assert ready.json()["status"] == "draining"
+        with httpx.Client(base_url=server.http.base_url, timeout=60) as other:
+            until(lambda: other.get("/readyz").status_code != 200)
+            ready = other.get("/readyz")
+            assert (ready.status_code, ready.json()["status"]) == (503, "draining")
             assert other.post("/v1/responses", json={"model": "default", "input": "x"}).status_code == 503
         last = list(seen)[-1]
         assert last["type"] == "response.completed"
-        assert last["response"]["output"][0]["content"][0]["text"] == "word " * 60
-        assert server.process.wait(20) == 0
+        assert last["response"]["output"][0]["content"][0]["text"] == "word " * 200
+        assert server.process.wait(STOP_S_MAX) == 0
 
 
 def test_sigterm_parks_what_does_not_finish_and_who_asks_again_has_its_prompt_at_once(tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_sigterm_parks_what_does_not_finish_and_who_asks_again_has_its_prompt_at
         thread = threading.Thread(target=lambda: rest.extend(seen))
         thread.start()
         assert server.terminate() == 0
-        thread.join(20)
+        thread.join(STOP_S_MAX)
         last = rest[-1]
         assert last["type"] == "response.failed"
         assert "ask again" in last["response"]["error"]["message"]
@@ -110,10 +109,10 @@ def test_a_second_sigterm_does_not_wait_for_what_runs(tmp_path: Path) -> None:
         thread.start()
         assert server.process is not None
         server.process.terminate()
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as other:
+        with httpx.Client(base_url=server.http.base_url, timeout=60) as other:
             until(lambda: other.get("/readyz").json()["status"] == "draining")
         assert server.terminate() == 0
-        thread.join(20)
+        thread.join(STOP_S_MAX)
         assert rest[-1]["type"] == "response.failed"
 
 
@@ -135,7 +134,7 @@ def test_sigterm_while_a_request_waits_its_turn_ends_that_too(tmp_path: Path) ->
             thread.start()
         assert server.terminate() == 0
         for thread in threads:
-            thread.join(20)
+            thread.join(STOP_S_MAX)
         assert ends == ["response.failed"] * 2
 
 
@@ -144,7 +143,7 @@ def test_a_second_server_on_the_data_directory_names_the_first(tmp_path: Path) -
         assert server.process is not None
         before = {path.name: path.stat().st_mtime_ns for path in server.data_dir.iterdir() if path.suffix != ".sock"}
         began = time.monotonic()
-        second = zj("serve", "--port", str(free_port()), "--data-dir", str(server.data_dir))
+        second = zj("serve", "--port", "0", "--data-dir", str(server.data_dir))
         assert time.monotonic() - began < 5
         assert second.returncode == 75
         assert str(server.process.pid) in second.stderr
@@ -236,4 +235,5 @@ def test_files_are_private(tmp_path: Path) -> None:
         server.respond(input="x")
         assert server.data_dir.stat().st_mode & 0o777 == 0o700
         for path in server.data_dir.rglob("*"):
-            assert path.stat().st_mode & 0o077 == 0, path
+            with contextlib.suppress(FileNotFoundError):  # a chunk's part that was renamed meanwhile
+                assert path.stat().st_mode & 0o077 == 0, path

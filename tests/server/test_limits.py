@@ -79,8 +79,7 @@ def test_each_limit_is_refused_with_what_to_wait_for_and_only_for_its_own(
         assert busy.status_code == 429 and busy.headers["retry-after"] == "1"
         leave.set()
         other.join(30)
-        while one.respond().status_code == 429:  # until the server has heard that the client left
-            pass
+        until(lambda: one.respond().status_code != 429)  # the server has heard that the client left
         assert [free.respond().status_code for _ in range(5)] == [200] * 5
         assert "x-ratelimit-limit-requests" not in free.respond().headers
         told = server.http.get("/metrics", headers=free.headers).text
@@ -114,7 +113,7 @@ def test_either_header_may_carry_the_key(tmp_path: Path, drawn: dict[str, str]) 
 
 
 def test_one_request_more_than_the_server_takes_is_told_to_come_again(tmp_path: Path) -> None:
-    with Server(tmp_path / "data", "--max-requests", "2", model=scripted(tmp_path, TURN, SLOW)) as server:
+    with Server(tmp_path / "data", "--max-requests", "2", model=scripted(tmp_path, SLOW, SLOW, TURN)) as server:
         held: list[threading.Thread] = []
         begun = threading.Semaphore(0)
         enough = threading.Event()

@@ -23,7 +23,7 @@ from zjournal.journal.events import CacheMatched, Recorded, RequestAccepted, Res
 from zjournal.journal.reader import Reader
 
 CLIENTS = 12
-IDLE_S_MAX = 20.0
+IDLE_S_MAX = 60.0
 
 
 class Client:

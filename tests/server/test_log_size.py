@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from tests.server.test_restart import verify
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, scripted, until, zj
 from zjournal.journal import holders
 from zjournal.journal.wal import LOG_BYTES_MAX
 
@@ -104,9 +103,7 @@ def test_a_stopped_reader_is_named_and_from_the_limit_on_new_requests_are_refuse
 
         os.kill(holder.pid, signal.SIGCONT)
         holder.communicate("\n")
-        until = time.monotonic() + 10
-        while _metric(server, "zj_journal_wal_bytes") >= LIMIT_MIB << 18 and time.monotonic() < until:
-            time.sleep(0.02)  # an idle server looks by itself
+        until(lambda: _metric(server, "zj_journal_wal_bytes") < LIMIT_MIB << 18)  # an idle server looks by itself
         assert _ask(server).status_code == 200
         assert _metric(server, "zj_journal_blocking_reader_pid") == 0
         assert server.terminate() == 0

@@ -89,7 +89,7 @@ def test_o15_other_weights_under_the_same_name_match_nothing(tmp_path: Path) -> 
     model = scripted(tmp_path, {"text": "one and two"})
     path = Path(model.partition(":")[2])
     words = " ".join(f"word{k}" for k in range(100))
-    with Server(tmp_path / "data", model=model) as server:
+    with Server(tmp_path / "data", "--snapshots", "off", model=model) as server:
         first = server.respond(input=words)
         server.kill()
         os.utime(path, (1, 1))  # touched, and the same

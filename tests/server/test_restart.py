@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import Server, scripted, zj
+from tests.serving import Server, scripted, until, zj
 
 KILLS = 20
 CLIENTS = 3
@@ -99,8 +99,7 @@ def test_nothing_completed_is_lost_at_twenty_random_kills(tmp_path: Path, seed: 
             for client in clients:
                 client.start()
             wanted = checked + chance.randrange(4)  # turns told before the kill; however slow the machine is
-            while len(completed) < wanted:
-                time.sleep(0.005)
+            until(lambda wanted=wanted: len(completed) >= wanted)  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.3))
             server.kill()
             stop.set()

@@ -30,7 +30,7 @@ def stuck(server: Server) -> socket.socket:
 
 def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> None:
     model = scripted(tmp_path, {"text": "on and off " * (WORDS // 3), "when": "stuck"}, {"text": "Well then."})
-    with Server(tmp_path / "data", "--reader-timeout", "1s", model=model) as server:
+    with Server(tmp_path / "data", "--reader-timeout", "3s", model=model) as server:
         client = stuck(server)
         deadline = time.monotonic() + WAIT_S
         others = 0
@@ -49,7 +49,7 @@ def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> Non
             facts += [fact.event for fact in page]
             after = page[-1].seq
         [cut] = [event for event in facts if isinstance(event, ReaderCut)]
-        assert cut.silent_us >= 1_000_000
+        assert cut.silent_us >= 3_000_000
         assert 0 < cut.unread < 1 << 20
         # The model had all the time: it was done before its client was given up.
         [end] = [event for event in facts if isinstance(event, ResponseFinished) and event.response == cut.response]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_snapshots import LONG, clean, names, until, whole
-from tests.serving import STOP_S_MAX, Server, happened, scripted
+from tests.server.test_snapshots import LONG, clean, names, whole
+from tests.serving import STOP_S_MAX, Server, happened, scripted, until
 from zjournal.journal import snapshots
 from zjournal.journal.events import CacheQuarantined
 from zjournal.journal.reader import Reader

@@ -226,7 +226,7 @@ def test_o16_a_file_with_one_flipped_bit_is_met_once(tmp_path: Path, place: str)
 
 def test_o16_killed_while_it_writes_again_and_again(tmp_path: Path) -> None:
     """Field report O16: kill -9 in the middle of snapshots; each start serves, and at the end the folder is clean."""
-    model = scripted(tmp_path, {"text": "word " * 400, "delay_ms": 1})
+    model = scripted(tmp_path, {"text": "word " * 400, "delay_ms": 10})
     with Server(tmp_path / "data", model=model) as server:
         for number in range(3):
             body = {"model": "default", "input": text(500, f"k{number}x"), "stream": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -11,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests import serving
-from tests.serving import Server, happened, scripted, zj
+from tests.serving import Server, happened, scripted, until, zj
 from zjournal.journal import snapshots
 from zjournal.journal.events import CacheBackedUp, CachePurged, CacheQuarantined, CacheReconciled, CacheRestored
 from zjournal.journal.reader import Reader
 from zjournal.sessions import snapshots as files
 
-WAIT_S = 20.0
-until = functools.partial(serving.until, limit_s=WAIT_S)
 LONG = " ".join(f"word{number}" for number in range(600))  # more than two chunks of tokens
 
 
@@ -167,7 +163,7 @@ def test_a_bad_file_is_put_aside_once_and_the_answer_is_right(server: Server) ->
         assert second["status"] == "completed"
         (event,) = happened(server.data_dir, CacheQuarantined)
         assert (event.file, event.hash.hex()) == (path.name, path.stem)
-        assert (files.folder_of(server.data_dir) / "quarantine" / path.name).exists()
+        until((files.folder_of(server.data_dir) / "quarantine" / path.name).exists)  # moved once the fact is durable
         server.respond(input="and on", previous_response_id=second["id"])
         assert len(happened(server.data_dir, CacheQuarantined)) == 1
 

@@ -331,7 +331,7 @@ def test_calls_outlive_a_crash_and_say_that_no_result_was_seen(server: Server, c
 
 def test_a_call_that_was_written_down_and_told_to_nobody_is_there_after_a_kill(tmp_path: Path) -> None:
     """kill -9 behind the fact of a call and before a word of it: who asks later finds the call, and no result."""
-    turn = {"text": said("ls", '{"path": "a"}') + "\n" + said("ls", '{"path": "b"}'), "delay_ms": 40}
+    turn = {"text": said("ls", '{"path": "a"}') + "\n" + said("ls", '{"path": "b"}'), "delay_ms": 100}
     with Server(tmp_path / "data", model=scripted(tmp_path, turn)) as server:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.respond, input="go", tools=TOOLS)

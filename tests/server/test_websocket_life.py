@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
@@ -37,7 +36,7 @@ def test_an_upgrade_that_is_refused_is_answered_as_a_request_would_be(server: Se
         assert answer.status_code == status
         assert json.loads(answer.body)["error"]["code"] == "not_found"
         assert answer.headers["x-request-id"].startswith("req_")
-    assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200  # what came before is logged by now
+    assert server.http.get("/livez").status_code == 200  # what came before is logged by now
     assert "ERROR" not in server.log.read_text(), "a refusal is no fault of the server"
 
 
@@ -221,7 +220,7 @@ def test_where_nothing_is_retained_a_client_that_leaves_in_the_middle_leaves_not
 
 def test_r13_sigterm_lets_an_answer_end_refuses_the_next_and_closes_with_1012(tmp_path: Path) -> None:
     """Field report R13: a stop does not cut an answer; a client is told to come back."""
-    model = scripted(tmp_path, {"text": "on and on " * 40, "when": "at length", "delay_ms": 10}, {"text": "Ok."})
+    model = scripted(tmp_path, {"text": "on and on " * 120, "when": "at length", "delay_ms": 10}, {"text": "Ok."})
     with Server(tmp_path / "data", model=model) as server, Socket(server.port) as busy, Socket(server.port) as idle:
         idle.respond(input="x")
         busy.ask(input="Tell me at length")
@@ -328,7 +327,7 @@ def test_sigterm_does_not_wait_for_who_reads_nothing(tmp_path: Path) -> None:
 
 def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> None:
     model = scripted(tmp_path, {"text": "on and off " * 1300, "when": "stuck"}, {"text": "Well then."})
-    with Server(tmp_path / "data", "--reader-timeout", "1s", model=model) as server:
+    with Server(tmp_path / "data", "--reader-timeout", "3s", model=model) as server:
         stuck = reading_nothing(server)
         stuck.ask(input="stuck", top_logprobs=20)
         with Socket(server.port) as other:
@@ -336,7 +335,7 @@ def test_who_reads_nothing_is_cut_and_nobody_waits_for_it(tmp_path: Path) -> Non
         stuck.leave()
         assert server.terminate() == 0
     (cut,) = happened(tmp_path / "data", ReaderCut)
-    assert cut.silent_us >= 1_000_000 and 0 < cut.unread < 1 << 20
+    assert cut.silent_us >= 3_000_000 and 0 < cut.unread < 1 << 20
     (end,) = [one for one in happened(tmp_path / "data", ResponseFinished) if one.response == cut.response]
     assert end.reason == "stop", "the model had all the time"
     verify(tmp_path / "data")

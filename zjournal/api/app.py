@@ -8,11 +8,13 @@ fails later is told inside the stream.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import Litestar, Request, get
 from litestar.exceptions import HTTPException
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Scope
@@ -29,6 +31,7 @@ from zjournal.api import (
 from zjournal.api.guard import REQUEST_ID, Edge, Neighbours, Reply
 from zjournal.api.http import enter
 from zjournal.api.metrics import CONTENT_TYPE
+from zjournal.api.refusals import FAULT
 from zjournal.api.sse import ClientGone
 from zjournal.api.websocket import Sockets
 from zjournal.api.websocket_state import Bounds
@@ -42,12 +45,20 @@ CLIENT_GONE = 499  # what proxies log for a client that left; nobody receives it
 log = logging.getLogger("zjournal.api")
 
 
+class _App(Litestar):
+    """Without the plugins for pydantic and attrs, which no handler here needs: their import is a tenth of a start."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
 def create_app(desk: Desk, *, host: str, port: int, body_max: int, websocket: bool = True) -> ASGIApp:
     """The ASGI app of a server bound to `host` and `port`; a body over `body_max` bytes is refused with 413.
 
     `websocket` false: who asks for an upgrade is told to go on over HTTP.
     """
-    app = Litestar(
+    app = _App(
         route_handlers=[
             *routes_chat.ROUTES,
             *routes_responses.ROUTES,
@@ -74,7 +85,7 @@ def create_app(desk: Desk, *, host: str, port: int, body_max: int, websocket: bo
     )
     app.state.desk = desk
     sockets = Sockets(desk, websocket, Bounds(waiting_bytes=body_max))
-    return Edge(app, Neighbours(host, port), desk.metrics, sockets)
+    return Edge(app, Neighbours(host, port), desk.metrics, sockets, desk.refused)
 
 
 # --- for machines that watch --------------------------------------------------------------------------
@@ -94,9 +105,12 @@ async def livez() -> ASGIApp:
 @get(["/readyz", "/health"])
 async def readyz(request: Request) -> ASGIApp:
     """200 once a token can be made, and until the server drains."""
-    status, progress = request.app.state.desk.status()
-    told = msgspec.json.encode({"status": status, "progress": round(progress, 3)})
-    return Reply(told, 200 if status == "ready" else 503)
+    desk: Desk = request.app.state.desk
+    status, progress = desk.status()
+    told: dict[str, Any] = {"status": status, "progress": round(progress, 3)}
+    if reason := desk.failure():
+        told["reason"] = reason
+    return Reply(msgspec.json.encode(told), 200 if status == "ready" else 503)
 
 
 @get("/metrics")
@@ -110,6 +124,8 @@ async def metrics(request: Request) -> ASGIApp:
 
 def _on_fault(request: Request, fault: Fault) -> Response:
     headers = {} if fault.retry_after_s is None else {"retry-after": str(fault.retry_after_s)}
+    scope: Any = request.scope
+    scope[FAULT] = fault
     told = failure.body_for(fault, request.scope)
     return Response(told, status_code=fault.status, media_type="application/json", headers=headers)
 

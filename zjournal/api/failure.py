@@ -107,7 +107,8 @@ def _said(fault: Fault) -> str:
         if fault.prompt:
             return f"prompt is too long: {fault.prompt} tokens > {fault.limit} maximum"
         if fault.limit:
-            return f"prompt is too long: more than {fault.limit} tokens > {fault.limit} maximum"
+            least = max(fault.least, fault.limit + 1)
+            return f"prompt is too long: at least {least} tokens > {fault.limit} maximum"
         return f"prompt is too long: {fault.message}"
     return f"{_dotted(fault.param)}: {fault.message}" if fault.param else fault.message
 

@@ -19,10 +19,11 @@ from typing import Any, cast
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from zjournal.api import failure, limits
+from zjournal.api import failure, limits, refusals
 from zjournal.api.failure import REQUEST_ID
 from zjournal.api.limits import ALLOWED
 from zjournal.api.metrics import Metrics
+from zjournal.api.refusals import FAULT, Refusals
 from zjournal.api.sse import CONNECTION, DIRECT
 from zjournal.errors import Fault, Forbidden
 
@@ -64,6 +65,8 @@ class Reply:
 def refusal(fault: Fault, scope: Scope) -> Reply:
     """The answer that tells a fault in the shape that the client reads."""
     headers = [(b"retry-after", b"%d" % fault.retry_after_s)] if fault.retry_after_s is not None else []
+    known: Any = scope
+    known[FAULT] = fault
     return Reply(failure.body_for(fault, scope), fault.status, headers=headers)
 
 
@@ -129,12 +132,23 @@ def _loopback(host: str) -> bool:
 class Edge:
     """The outermost ASGI app: guards, numbers and counts what goes through to `app`."""
 
-    def __init__(self, app: ASGIApp, neighbours: Neighbours, metrics: Metrics, sockets: ASGIApp) -> None:
-        """`sockets` takes what asks for an upgrade; its answers before that are to be sent as to any request."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        neighbours: Neighbours,
+        metrics: Metrics,
+        sockets: ASGIApp,
+        refused: Refusals | None = None,
+    ) -> None:
+        """`sockets` takes what asks for an upgrade; its answers before that are to be sent as to any request.
+
+        `refused` hears of all that is refused.
+        """
         self._app = app
         self._sockets = sockets
         self._neighbours = neighbours
         self._metrics = metrics
+        self._refused = refused or Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get(CONNECTION)
@@ -164,6 +178,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), *ids, *_allowed(scope)]
             if message["type"] == "websocket.http.response.start":
                 self._metrics.request(_api(scope["path"]), message["status"])
+                self._refused.tell(refusals.of(scope, message["status"], "GET"))
             await send(message)
 
         try:
@@ -177,13 +192,15 @@ class Edge:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _request_id()
         path = scope["path"]
-        head = scope.get("method") == "HEAD"
+        method: Any = scope.get("method")
+        head = method == "HEAD"
         changes = {"method": "GET"} if head else {DIRECT: send}
         scope = {**scope, REQUEST_ID: request_id, **changes}  # type: ignore[assignment, typeddict-item, misc]
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *_ids(scope), *_allowed(scope)]
+                self._refused.tell(refusals.of(scope, message["status"], method))
                 if path not in _PROBES:
                     self._metrics.request(_api(path), message["status"])
             elif head and message["type"] == "http.response.body":

@@ -14,6 +14,7 @@ from litestar.exceptions import InternalServerException
 
 from zjournal.api import credentials, nesting
 from zjournal.api.limits import ALLOWED
+from zjournal.api.refusals import KEY_NAME
 from zjournal.api.sse import ClientGone, EventStream, until_gone
 from zjournal.ask import Broke, Step, Usage
 from zjournal.errors import BadRequest, Fault, Unauthorized, UnsupportedEncoding
@@ -43,6 +44,7 @@ def enter(request: Request) -> tuple[Desk, str]:
     tenant = tenant_of(desk, request.headers)
     scope: Any = request.scope
     scope[ALLOWED] = lambda: desk.allowed(tenant)
+    scope[KEY_NAME] = desk.key_name(tenant)
     return desk, tenant
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from zjournal.api import failure
+from zjournal.api import failure, refusals
 from zjournal.api.readers import Watched
 from zjournal.api.sse import CONNECTION
 from zjournal.errors import BadRequest
@@ -21,11 +21,12 @@ HEAD_BYTES_MAX = 64 << 10  # proxies usually allow 8 to 32 KiB
 SENDER_TIMEOUT_S = 60.0  # for a whole head, from the opening or its first byte on; for the next piece of a body
 
 
-def bounded(reader_timeout_s: float) -> type[BoundedProtocol]:
-    """The protocol with another limit for readers."""
+def bounded(reader_timeout_s: float, refused: refusals.Refusals | None = None) -> type[BoundedProtocol]:
+    """The protocol with another limit for readers. `refused` hears of what is no request."""
 
     class Bounded(BoundedProtocol):
         _reader_timeout_s = reader_timeout_s
+        _refused = refused
 
     return Bounded
 
@@ -40,6 +41,7 @@ class BoundedProtocol(Watched, HttpToolsProtocol):
 
     stopping = False  # the server ends
     _sender_timeout_s = SENDER_TIMEOUT_S
+    _refused: refusals.Refusals | None = None
     _sending: asyncio.TimerHandle | None = None  # while a request is to come, or the rest of one
     _unread_bytes = 0  # received since the head was whole, or since the last piece of a body
 
@@ -131,6 +133,8 @@ class BoundedProtocol(Watched, HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Tells `msg` in the shape of every other error, unless an answer is being sent, and closes."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            if self._refused is not None:
+                self._refused.tell(refusals.unread(BadRequest.status, BadRequest.code))
             body = failure.body(BadRequest(msg))
             head = (
                 b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from zjournal.ask import Broke, Ended
 from zjournal.link import wire
+from zjournal.sessions.forks import Cause
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 # Of wire.Gauges: what an engine counts since its start.
@@ -44,6 +46,14 @@ class Metrics:
         self._prompt_tokens = Counter(
             "zj_prompt_tokens_total", "Prompt tokens, by where their KV came from.", ("source",), registry=registry
         )
+        self._forks = Counter(
+            "zj_prefix_forks_total",
+            "Prompts that parted from what was kept of them, by cause.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in get_args(Cause):
+            self._forks.labels(cause)  # it is there, as 0, before the first
         self._output_tokens = Counter("zj_output_tokens_total", "Tokens sampled.", registry=registry)
         self._ttft = Histogram(
             "zj_ttft_seconds",
@@ -85,6 +95,7 @@ class Metrics:
         self._waiting = Gauge("zj_waiting", "Requests that wait for the engine.", registry=registry)
         self._kv_blocks = Gauge("zj_kv_blocks", "KV blocks in the pool.", registry=registry)
         self._kv_blocks_free = Gauge("zj_kv_blocks_free", "KV blocks that hold nothing.", registry=registry)
+        self._file_bytes = Gauge("zj_journal_bytes", "Size of the journal's file, without its log.", registry=registry)
         self._log_bytes = Gauge("zj_journal_wal_bytes", "Size of the journal's write-ahead log.", registry=registry)
         self._log_blocker = Gauge(
             "zj_journal_blocking_reader_pid",
@@ -147,6 +158,10 @@ class Metrics:
         self._prompt_tokens.labels("ssd").inc(matched.restored - matched.restored_host)
         self._prompt_tokens.labels("computed").inc(matched.prompt - matched.cached)
 
+    def forked(self, cause: Cause) -> None:
+        """A prompt parted from what was kept of its conversation, or of another one."""
+        self._forks.labels(cause).inc()
+
     def purged(self, cause: str, chunks: int) -> None:
         """So many chunks on disk were given up."""
         self._evictions.labels(cause).inc(chunks)
@@ -207,8 +222,11 @@ class Metrics:
         self._fence_masks.inc(masks)
         self._fence_mask_s.inc(mask_us / 1e6)
 
-    def journal(self, log_bytes: Callable[[], int], blocker_pid: Callable[[], int]) -> None:
-        """Sets where the numbers of the journal's log come from; they are asked for at each `render`."""
+    def journal(
+        self, log_bytes: Callable[[], int], blocker_pid: Callable[[], int], file_bytes: Callable[[], int]
+    ) -> None:
+        """Sets where the numbers of the journal come from; they are asked for at each `render`."""
+        self._file_bytes.set_function(file_bytes)
         self._log_bytes.set_function(log_bytes)
         self._log_blocker.set_function(blocker_pid)
 

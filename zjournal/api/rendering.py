@@ -6,6 +6,7 @@ All of it takes long, so it is done in threads, one for each kind of work; the e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,11 +15,12 @@ import msgspec
 from zjournal import ask, errors
 from zjournal.api import fitting
 from zjournal.dialects import reminders
+from zjournal.dialects.encoding import encodings
 from zjournal.dialects.prompt import Prompt, assemble
 from zjournal.sessions import chain
 from zjournal.sessions.fences import Fenced
 from zjournal.sessions.reading import Terms, begun
-from zjournal.sessions.record import pack
+from zjournal.sessions.record import pack, packings
 from zjournal.sessions.served import Served
 from zjournal.sessions.vocabulary import Spelling, Vocabulary
 
@@ -46,6 +48,7 @@ class Rendering:
         self._replay_all = replay_all
         self._words = Vocabulary(served.vocabulary)
         self._spelling = Spelling(self._words)
+        self._encodings, self._packings = encodings(), packings()
         # One thread renders: tokenizer and chain caches have one user at a time.
         self._renderer = ThreadPoolExecutor(1, "render")
         self._fencer = ThreadPoolExecutor(1, "fence")  # so that who has no tools waits for nobody's schemas
@@ -70,19 +73,26 @@ class Rendering:
         self._renderer.submit(self._chains.forget, response)
 
     def forget_texts(self) -> None:
-        """Has the texts forgotten that were encoded and decoded."""
-        self._renderer.submit(self._served.tokenizer.forget)
-        self._renderer.submit(self._spelling.forget)
+        """Has the texts forgotten that were told apart, encoded, decoded and packed."""
+        self._renderer.submit(self._forget_texts)
 
-    def accepted(self, place: chain.Place, record: bytes) -> None:
-        """A request that stands here was accepted; `record` is the digest of its record."""
-        self._chains.accepted(place, record)
+    def accepted(self, request: ask.Ask, placed: Placed, record: bytes, responses: Sequence[str]) -> None:
+        """A request is being accepted; `record` is the digest of its record, `responses` are its choices' ids."""
+        self._chains.accepted(request, placed.place, record, responses, placed.terms)
 
     # --- in the thread ----------------------------------------------------------------------------------
 
+    def _forget_texts(self) -> None:
+        self._chains.forget_texts()
+        self._encodings.clear()
+        self._packings.clear()
+        self._spelling.forget()
+        self._served.tokenizer.forget()
+
     def _placed(self, request: ask.Ask, raw: bytes, tenant: str, limit: int, fenced: Fenced | None) -> Placed:
         place, prompt = self._prompt(request, tenant, limit)
-        record = pack(raw, prompt.tokens, prompt.spans, self._spelling.of(tenant), place.outputs())
+        spelling, known = self._spelling.of(tenant), self._packings.of(tenant)
+        record = pack(raw, prompt.tokens, prompt.spans, spelling, place.outputs(), known)
         fences, said = self._served.fences, self._begun(prompt)
         fenced = fences.of(request, said) if fenced is None else fences.begun(fenced, said)
         return Placed(place, prompt, record, Terms.of(request, said), fenced)
@@ -93,18 +103,18 @@ class Rendering:
         fitting.check_results(place, request)
         whole = reminders.placed(msgspec.structs.replace(request, items=place.items), self._served.template)
         try:
-            return place, self._assembled(whole, limit)
+            return place, self._assembled(whole, tenant, limit)
         except errors.ContextTooLong as fault:
             told = 0
             if request.protocol == "messages":  # whose clients make a conversation shorter by what is told
                 with suppress(errors.ContextTooLong):
-                    told = len(self._assembled(whole, COUNTED_CONTEXTS_MAX * limit).tokens)
-            field = fitting.prompt_field(request)
-            raise errors.ContextTooLong(fault.message, param=field, prompt=told, limit=limit) from None
+                    told = len(self._assembled(whole, tenant, COUNTED_CONTEXTS_MAX * limit).tokens)
+            field, least = fitting.prompt_field(request), fault.least
+            raise errors.ContextTooLong(fault.message, param=field, prompt=told, limit=limit, least=least) from None
 
-    def _assembled(self, whole: ask.Ask, limit: int) -> Prompt:
-        served = self._served
-        return assemble(whole, served.template, served.tokenizer, served.dialect, limit, self._replay_all)
+    def _assembled(self, whole: ask.Ask, tenant: str, limit: int) -> Prompt:
+        served, known = self._served, self._encodings.of(tenant)
+        return assemble(whole, served.template, served.tokenizer, served.dialect, limit, self._replay_all, known)
 
     def _begun(self, prompt: Prompt) -> str:
         """What the prompt has already said of the answer, by what the template wrote at its end."""

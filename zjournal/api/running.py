@@ -28,7 +28,7 @@ from zjournal.journal.log import Journal
 from zjournal.journal.written import Written
 from zjournal.link import wire
 from zjournal.link.client import EngineClient
-from zjournal.sessions import identity
+from zjournal.sessions import forks, identity
 from zjournal.sessions.fences import Check
 from zjournal.sessions.follow import Tail, ended_at
 from zjournal.sessions.items import items_of
@@ -323,7 +323,21 @@ class Runs:
 
         self._recorder.record(running, [events.Fact(running.matched)], durable)
         self._metrics.matched(message)
+        if running.accepted.forks or message.reason == forks.FORKED:
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, self._count_fork, running.accepted, running.matched)  # it reads the journal
         running.tail.wake()
+
+    def _count_fork(self, accepted: events.RequestAccepted, matched: events.CacheMatched) -> None:
+        try:
+            nearest = self._journal.turn(matched.nearest) if matched.nearest else None
+            parent = self._journal.turn(accepted.parent) if accepted.parent else None
+        except errors.Fault as fault:
+            log.warning("%s: why its prompt parted cannot be counted: %s", accepted.response, fault.message)
+            return
+        cause = forks.cause(accepted, matched, nearest, parent)
+        if cause is not None:
+            self._metrics.forked(cause)
 
     def _tokens(self, running: Running, message: wire.Tokens) -> None:
         tail = running.tail

@@ -19,6 +19,7 @@ from zjournal.api import compaction, fitting, limits
 from zjournal.api.acceptance import Acceptance, Opened, Submitted, abandoned
 from zjournal.api.forgetting import Forgetting
 from zjournal.api.metrics import Metrics
+from zjournal.api.refusals import Refusals
 from zjournal.api.rendering import Placed, Rendering
 from zjournal.api.running import Runs
 from zjournal.api.sse import Cut
@@ -83,6 +84,7 @@ class Desk:
         `attribution`: an attribution line at the head of a system prompt is a part of the prompt.
         """
         self.metrics = metrics
+        self.refused = Refusals()
         self._journal = journal
         self._runs = runs
         self._tenants = Tenants(journal, keys)
@@ -138,17 +140,25 @@ class Desk:
 
     def status(self) -> tuple[str, float]:
         """loading, ready, draining or failed, and how far the load is (0 to 1)."""
+        if self._runs.broken is not None:  # then the server ends, and this is why
+            return "failed", 0.0
         if self._draining:
             return "draining", 1.0
-        if self._runs.broken is not None:
-            return "failed", 0.0
         if self._runs.ready is None or self._loaded is None:
             return "loading", min(self._runs.progress, 0.99)
         return "ready", 1.0
 
+    def failure(self) -> str:
+        """Why the engine cannot start; "" while it can."""
+        return self._runs.broken.message if self._runs.broken is not None else ""
+
     def tenant_of(self, key: str | None) -> str:
         """The tenant whose key this is. Raises Unauthorized."""
         return self._tenants.of(key)
+
+    def key_name(self, tenant: str) -> str:
+        """The name beside the keys of this tenant."""
+        return self._tenants.name_of(tenant)
 
     def allowed(self, tenant: str) -> list[limits.Told]:
         """What the limits of this tenant's keys leave; empty where there are none."""
@@ -282,11 +292,10 @@ class Desk:
         if status == "ready":
             assert self._loaded is not None and self._runs.ready is not None
             return self._loaded, self._runs.ready
-        broken = self._runs.broken
         reason = {
             "loading": f"The model is loading ({progress:.0%}).",
             "draining": "The server is shutting down.",
-            "failed": f"The engine could not start: {broken.message if broken else ''}",
+            "failed": f"The engine could not start: {self.failure()}",
         }[status]
         raise errors.Unavailable(reason)
 
@@ -307,7 +316,7 @@ class Desk:
         _warn(submitted, placed)
         session, opened = self._opened.of(place)
         facts, choices = loaded.acceptance.facts(submitted, placed, session, max_tokens, ready)
-        loaded.rendering.accepted(place, choices[0].record)
+        loaded.rendering.accepted(request, placed, choices[0].record, [one.response for one in choices])
         if opened is None and not place.session:
             facts.insert(0, events.Fact(events.SessionOpened(tenant=tenant, session=session, key=place.session_key)))
         written = self._journal.append_soon(facts, after=opened)

@@ -29,12 +29,14 @@ class Tenants:
         self._file = file
         self._keys: ApiKeys | None = None
         self._tenants: dict[str, str] = {}  # by name
+        self._names: dict[str, str] = {}  # the other way round
         self._allowances: dict[str, limits.Allowance] = {}  # by tenant
         self._limits: dict[str, Limits] = {}  # those of `_allowances`
         self._look_at = time.monotonic() + LOOK_S
         self._told = ""  # what was wrong with the file the last time
         if file is None:
             self._tenants[LOCAL] = journal.tenant(LOCAL).id
+            self._names[self._tenants[LOCAL]] = LOCAL
         else:
             self._take(file.keys)
 
@@ -50,6 +52,10 @@ class Tenants:
         if name is None:
             raise errors.Unauthorized("The API key is not known.")
         return self._tenants[name]
+
+    def name_of(self, tenant: str) -> str:
+        """The name beside this tenant's keys; "" where it has none any more."""
+        return self._names.get(tenant, "")
 
     def _look(self, file: KeyFile) -> None:
         """Takes what the file has now; where it cannot be read, what it had stays."""
@@ -78,6 +84,7 @@ class Tenants:
             for tenant, allowed in given.items()
         }
         self._limits, self._tenants, self._keys = given, tenants, keys
+        self._names = {tenant: name for name, tenant in tenants.items()}
 
     def allowed(self, tenant: str) -> list[limits.Told]:
         """What the limits of this tenant's keys leave; empty where there are none."""

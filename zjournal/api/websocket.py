@@ -22,6 +22,7 @@ from zjournal.api import credentials, failure, nesting, responses, websocket_sta
 from zjournal.api.guard import refusal
 from zjournal.api.http import tenant_of
 from zjournal.api.limits import ALLOWED
+from zjournal.api.refusals import NOBODY, Refusal, refused, without
 from zjournal.api.routes_conversations import joined
 from zjournal.api.routes_responses import diagnostics, inheriting
 from zjournal.api.sse import CONNECTION, ClientGone, until_gone
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 API = "responses"  # as the metrics have it
+METHOD = "WEBSOCKET"  # as the log of refusals has it
 ACCEPTED = 200
 GOING_AWAY, RESTARTING = 1001, 1012  # close codes after which clients connect again
 
@@ -66,7 +68,7 @@ class Sockets:
         known[ALLOWED] = lambda: desk.allowed(tenant)
         await send({"type": "websocket.accept", "subprotocol": None, "headers": []})
         session = Session(self._clock(), self._bounds)
-        socket = Socket(desk, headers, session, self._clock, receive, send, name)
+        socket = Socket(desk, headers, session, self._clock, receive, send, name, desk.key_name(tenant) or NOBODY)
         with desk.metrics.socket():
             try:
                 await socket.serve()
@@ -94,8 +96,9 @@ class Socket:
         receive: Receive,
         send: Send,
         name: str,
+        key: str = NOBODY,
     ) -> None:
-        """`headers` are those of the upgrade; they count for each request. `name` is for the log."""
+        """`headers` are those of the upgrade; they count for each request. `name` and `key`'s are for the log."""
         self._desk = desk
         self._headers = headers
         self._session = session
@@ -103,6 +106,7 @@ class Socket:
         self._receive = receive
         self._send = send
         self._name = name
+        self._key = key
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()  # the client has left
         self.stopping = False  # the server ends
@@ -265,6 +269,10 @@ class Socket:
 
     async def _refuse(self, fault: Fault) -> None:
         self._desk.metrics.request(API, fault.status)
+        if refused(fault.status, fault):
+            param = fault.param and without(fault.param, credentials.own_keys(self._headers))
+            told = Refusal(METHOD, PATH, fault.status, fault.code, param, self._name, self._key)
+            self._desk.refused.tell(told)
         await self._tell(websocket_state.error(fault))
 
     async def _tell(self, data: bytes) -> None:

@@ -19,7 +19,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from zjournal.api import failure, websocket_state
+from zjournal.api import failure, refusals, websocket_state
 from zjournal.api.readers import Watched
 from zjournal.api.sse import CONNECTION
 from zjournal.errors import BadRequest, BodyTooLarge
@@ -40,11 +40,12 @@ _DEFLATE = ServerPerMessageDeflateFactory(
 _quiet = logging.getLogger("uvicorn.error")
 
 
-def watched(reader_timeout_s: float) -> type[WebSocketProtocol]:
-    """The protocol with another limit for readers."""
+def watched(reader_timeout_s: float, refused: refusals.Refusals | None = None) -> type[WebSocketProtocol]:
+    """The protocol with another limit for readers. `refused` hears of what never comes to the app."""
 
     class Bounded(WebSocketProtocol):
         _reader_timeout_s = reader_timeout_s
+        _refused = refused
 
     return Bounded
 
@@ -71,6 +72,7 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
     """
 
     stopping = False  # the server ends
+    _refused: refusals.Refusals | None = None
     _pong = b""  # owed to a client that lags behind
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -127,6 +129,7 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
             # Of the head the library has made nothing, or an answer that is still to be sent.
             answer = b"".join(self.conn.data_to_send())
             self.transport.write(answer or _no_handshake())
+            self._refuse(BadRequest("This is no WebSocket handshake."))
             self.handshake_complete = self.close_sent = True
             self.transport.close()
 
@@ -184,6 +187,11 @@ class WebSocketProtocol(Watched, WebSocketsSansIOProtocol):
         """Tells a fault before the close that the library has ready, or is about to."""
         if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
             self._write(websocket_state.error(fault))
+            self._refuse(fault)
+
+    def _refuse(self, fault: BadRequest | BodyTooLarge) -> None:
+        if self._refused is not None:
+            self._refused.tell(refusals.unread(fault.status, fault.code))
 
     def _write(self, text: bytes) -> None:
         """Sends a message as it is. What is compressed beside it depends only on what was compressed before."""

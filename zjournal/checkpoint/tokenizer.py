@@ -30,6 +30,7 @@ CACHE_PIECES_MAX = 2_048  # for short ones cost mostly what holds them
 CONTROL_CHARACTERS_MAX = 128  # of a control token; those of known models have up to 40
 SHORT_CHARACTERS = 16  # what stands between the texts of a conversation is shorter, and the same again and again
 SHORT_PIECES_MAX = 1_024  # of those that are kept beside the others
+COMPOSED_MAX = 4  # times that NFC makes UTF-8 shorter, or less: U+212A to K 3 times, U+1FBE U+0308 U+0301 3.5 times
 
 _KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
 
@@ -66,6 +67,7 @@ class Tokenizer:
         self._bytes = b"".join(words.texts)
         self._starts = array("I", accumulate(map(len, words.texts), initial=0))  # a tenth of a list's memory
         self._lacking = words.lacking
+        self._composes = words.composes
         literals = set(self.control.values())
         lengths = (len(text) for i, text in enumerate(words.texts) if i not in literals)
         self.longest = max(lengths, default=1) or 1  # bytes of the longest token: n bytes are n / longest or more
@@ -135,6 +137,23 @@ class Tokenizer:
     def encode_unkept(self, text: str) -> list[int]:
         """As encode, and nothing of the text is remembered here."""
         return self._pieces.encode(text, add_special_tokens=False).ids
+
+    def at_least(self, text: str) -> int:
+        """So many ids `encode` gives for sure, or more; at the speed of memory, for texts that are too long for it.
+
+        No token stands for more than `longest` bytes, and every byte of the text is in one, but for those that the
+        vocabulary lacks and for what composing takes away: of what is not ASCII all but a quarter, and the
+        letter of ASCII before it. A U+2581 counts as a space, which it is to a SentencePiece.
+        """
+        data = text.encode()
+        plain = data if text.isascii() else text.encode("ascii", "ignore")
+        lacking = [bytes((byte,)) for byte in self._lacking]
+        if self._composes and len(plain) < len(data):
+            sure = max(len(plain) - (len(text) - len(plain)) - sum(map(plain.count, lacking)), 0)
+            sure += 0 if lacking else (len(data) - len(plain)) // COMPOSED_MAX
+        else:
+            sure = len(data) - sum(map(data.count, lacking)) - (len(words.SPACE.encode()) - 1) * text.count(words.SPACE)
+        return -(-sure // self.longest)
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """The ids of `text` and where each one's text lies. Pieces are remembered, for histories come again."""

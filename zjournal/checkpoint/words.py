@@ -36,12 +36,16 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Words(msgspec.Struct, frozen=True):
-    """The machine, what each id stands for, the control tokens, and the bytes that no token stands for."""
+    """The machine, what each id stands for, the control tokens, and the bytes that no token stands for.
+
+    `composes`: characters are composed (NFC) before they are cut.
+    """
 
     pieces: Any
     texts: list[bytes]  # by id; of a control token its literal
     control: dict[str, int]
     lacking: frozenset[int] = frozenset()
+    composes: bool = False
 
 
 def byte_level(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: str) -> Words:
@@ -180,8 +184,10 @@ def from_json(path: Path, size: int) -> Words:
         raise ModelFault(f"{path}: the vocabulary is damaged: {error}") from error
     try:
         if kind == "byte":
-            return _byte_level_words(pieces, tokens, control, set(model["vocab"]))
-        return _sentencepiece_words(pieces, tokens, control, model["vocab"])
+            made = _byte_level_words(pieces, tokens, control, set(model["vocab"]))
+        else:
+            made = _sentencepiece_words(pieces, tokens, control, model["vocab"])
+        return msgspec.structs.replace(made, composes=any(step["type"] == "NFC" for step in steps))
     except ModelFault as fault:
         raise ModelFault(f"{path}: {fault.message}") from fault
 

@@ -39,6 +39,29 @@ def add(
 
 
 @options.with_config("api_key_file")
+def remove(
+    config: Config,
+    name: Annotated[str, typer.Argument(help="Whose keys to take out of the file.")],
+    keep_last: Annotated[
+        bool, typer.Option("--keep-last", help="All but the one that was added last: the end of a rotation.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Take a name's keys out of the file. A server that runs refuses them a second later; what it tells is told."""
+    from zjournal import keys
+
+    path = _file(config)
+    count = keys.remove(path, name, keep_last)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({"name": name, "removed": count, "file": str(path)}))
+        return
+    gone = "1 key" if count == 1 else f"{count} keys"
+    typer.echo(f"{gone} of {name} removed from {path}; answers that are being told go on, and what {name} stored stays")
+
+
+@options.with_config("api_key_file")
 def show(config: Config, as_json: options.AsJson = False) -> None:
     """List the names in the key file, how many keys each has, and their limits."""
     from zjournal import keys

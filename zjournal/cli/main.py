@@ -105,7 +105,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "models": ("Models on this machine.", {"pull": models.pull}),
-    "keys": ("Who may use the server.", {"add": keys.add, "list": keys.show}),
+    "keys": ("Who may use the server.", {"add": keys.add, "list": keys.show, "remove": keys.remove}),
     "client": (
         "What clients need to know to use the server that runs.",
         {

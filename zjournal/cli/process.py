@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from zjournal.errors import EngineStartFault, Fault
+from zjournal.errors import EngineStartFault, Fault, PortInUse
 
 READY_S_MAX = 120.0
 STOP_S_MAX = 40.0
 REPLY_S_MAX = 120.0
+PROBE_S_MAX = 2.0  # then it is asked again: it may be another program that has the port
+PORTS_MAX = 3
 POLL_S = 0.02
 LOG_TAIL_BYTES = 4096
 LOOPBACK = "127.0.0.1"
@@ -50,23 +52,24 @@ class Serving:
     def __init__(self, folder: Path, model: str, cache_dir: Path) -> None:
         """Starts it. `folder` takes the data directory, the settings file and the log."""
         self.data_dir = folder / "data"
-        self.port = _free_port()
         self.started_at = time.monotonic()
         self._log = folder / "server.log"
-        settings = folder / "zj.toml"
-        values = {
-            "host": LOOPBACK,
-            "port": self.port,
-            "data_dir": str(self.data_dir),
-            "cache_dir": str(cache_dir),
-            "model": model,
-        }
+        self._settings = folder / "zj.toml"
+        self._values = {"host": LOOPBACK, "data_dir": str(self.data_dir), "cache_dir": str(cache_dir), "model": model}
+        self._ports = 0  # tried
+        self._start()
+
+    def _start(self) -> None:
+        """Starts it on a port that was free a moment ago."""
+        self.port = _free_port()
+        self._ports += 1
+        values = {**self._values, "port": self.port}
         # A JSON string is a TOML basic string, but for DEL, which no sane path holds.
-        settings.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+        self._settings.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ZJ_")}
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "zjournal", "serve", "--config", str(settings)],
+                [sys.executable, "-m", "zjournal", "serve", "--config", str(self._settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -76,10 +79,12 @@ class Serving:
     def wait_ready(self) -> float:
         """Seconds from the start until /readyz said yes. Raises EngineStartFault with the log's last line."""
         while time.monotonic() - self.started_at < READY_S_MAX:
+            if self.process.poll() == PortInUse.exit_code and self._ports < PORTS_MAX:  # another was faster
+                self._start()
             if self.process.poll() is not None:
                 raise EngineStartFault(f"zj serve ended with {self.process.returncode}: {self._last_log_line()}")
             try:
-                status, body = self._get("/readyz")
+                status, body = self._get("/readyz", PROBE_S_MAX)
             except OSError:
                 status, body = 0, {}
             if status == 200:
@@ -146,8 +151,8 @@ class Serving:
                 self.process.kill()
         return self.process.wait()
 
-    def _get(self, path: str) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=REPLY_S_MAX)
+    def _get(self, path: str, timeout_s: float = REPLY_S_MAX) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=timeout_s)
         try:
             connection.request("GET", path)
             reply = connection.getresponse()

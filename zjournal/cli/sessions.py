@@ -28,22 +28,32 @@ DIFF_FAILED = 2  # 1 says that the prompts fork
 
 @options.with_config("data_dir")
 def list_sessions(config: Config, as_json: options.AsJson = False) -> None:
-    """List all sessions, the most recently used first."""
+    """List all sessions, the most recently used first, with the first words of each."""
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.first_words import FirstWords
 
     with Reader.open(config.data_dir) as reader:
         sessions = list(_all_sessions(reader))
         owners = {tenant: _owner(reader, tenant) for tenant in {session.tenant for session in sessions}}
+        words = FirstWords(reader)
+        first = {session.session: words.of(session.session) for session in sessions}
+    if words.damaged:
+        said = f"the first words of {_count(words.damaged, 'session')} cannot be read; run `zj journal verify`"
+        typer.echo(f"zj: {said}", err=True)
     if as_json:
-        _print_json([_session_json(session, owners[session.tenant]) for session in sessions])
+        _print_json([{**_session_json(one, owners[one.tenant]), "first_words": first[one.session]} for one in sessions])
         return
     from zjournal.cli import view
 
     rows = [
-        (s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), owners[s.tenant], "pinned" * s.pinned)
+        (
+            *(s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), owners[s.tenant], "pinned" * s.pinned),
+            first[s.session],
+        )
         for s in sessions
     ]
-    view.table(("session", "turns", "opened", "last used", "owner", ""), rows, numbers=("turns",))
+    columns = ("session", "turns", "opened", "last used", "owner", "", "first words")
+    view.table(columns, rows, numbers=("turns",), cut=True)
 
 
 @options.with_config("data_dir")

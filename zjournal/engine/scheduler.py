@@ -469,7 +469,10 @@ class Scheduler:
         return tuple((one.request, one.computed) for one in self._running.values() if one.computed < one.prompt)
 
     def audit(self) -> Iterator[None]:
-        """Asserts every invariant of requests, graph and pool; pauses now and then, in which nothing may change."""
+        """Asserts every invariant of requests, graph and pool; pauses now and then.
+
+        In a pause nothing may change but what is lent to the disk.
+        """
         assert len(self._running) <= self._limits.max_running
         assert sum(room.new for room in self._rooms.values()) + len(self._compiling) <= self._limits.queue_max
         assert self._compiling.keys() <= self._waiting.keys()

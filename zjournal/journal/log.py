@@ -251,6 +251,14 @@ class Journal(Reader):
         return self._wal.scrubbed
 
     @property
+    def file_bytes(self) -> int:
+        """The size of the journal's file, without the write-ahead log beside it."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    @property
     def log_bytes(self) -> int:
         """The size of the write-ahead log's file."""
         return self._wal.size

@@ -139,6 +139,15 @@ INDEXES = (
 
 TURN_COLUMNS = ", ".join(Turn.__struct_fields__)
 SESSION_COLUMNS = ", ".join(Session.__struct_fields__)
+# A turn, its parent, and so on; the walk itself carries no more than it needs.
+LINE = (
+    "WITH RECURSIVE line(seq, parent) AS ("
+    f"SELECT * FROM (SELECT accepted_seq, parent FROM turn WHERE {BY_RESPONSE} LIMIT 1)"
+    " UNION ALL SELECT turn.accepted_seq, turn.parent FROM line JOIN turn"
+    " ON substr(turn.response, 1, 25) = substr(line.parent, 1, 25) AND +turn.response = line.parent"
+    f" WHERE line.parent != '' LIMIT ?) SELECT {', '.join(f'turn.{name}' for name in Turn.__struct_fields__)}"
+    " FROM line CROSS JOIN turn ON turn.accepted_seq = line.seq"
+)
 
 _OPEN_SESSION = f"INSERT INTO session ({SESSION_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0)"
 _COUNT_TURN = "UPDATE session SET turns = turns + 1, last_seq = ?, last_us = ? WHERE session = ?"
@@ -276,7 +285,8 @@ def _effects_of(fact: Recorded) -> Iterator[Effect]:
 def turn_of(row: tuple[Any, ...]) -> Turn:
     """A row of TURN_COLUMNS as a Turn."""
     fields = dict(zip(Turn.__struct_fields__, row, strict=True))
-    return Turn(**{**fields, "stored": bool(fields["stored"]), "erased": bool(fields["erased"])})
+    fields["stored"], fields["erased"] = bool(fields["stored"]), bool(fields["erased"])
+    return Turn(**fields)
 
 
 def session_of(row: tuple[Any, ...]) -> Session:

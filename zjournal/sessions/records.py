@@ -48,6 +48,22 @@ class Records:
         except ValueError as error:
             raise self._damaged(turn, error) from None
 
+    def outline(self, turn: Turn, mark: str) -> bytes:
+        """The body with marks for the texts that the prompt says: Record.outline. Raises JournalFault as `body`."""
+        try:
+            return self._record(turn).outline(mark)
+        except ValueError as error:
+            raise self._damaged(turn, error) from None
+
+    def beginning(self, turn: Turn, number: int, tokens: int) -> str:
+        """The beginning of a text of the outline: Record.beginning. Raises JournalFault as `body`."""
+        vocabulary = self.vocabulary(turn)
+        try:
+            text = self._record(turn).beginning(number, None if vocabulary is None else vocabulary.decode, tokens)
+        except ValueError as error:
+            raise self._damaged(turn, error) from None
+        return text.decode("utf-8", "ignore")  # it may end within a character
+
     def prompt(self, turn: Turn) -> tuple[array[int], tuple[Span, ...]]:
         """The prompt's token ids, and the spans that cover them. Raises JournalFault: erased, or damaged."""
         record = self._record(turn)

@@ -15,6 +15,7 @@ from zjournal.api.acceptance import Opened
 from zjournal.api.rendering import Rendering
 from zjournal.api.turns import Turn, Turns
 from zjournal.errors import NotFound
+from zjournal.growing import Beginning
 from zjournal.journal import retention
 from zjournal.sessions import vocabulary
 from zjournal.sessions.makers import Makers
@@ -32,9 +33,12 @@ class Forgetful:
         self.told.append(what)
         self._loop.call_soon_threadsafe(self.heard.set)
 
+    def forget_texts(self) -> None:
+        self.told.append("texts")
+
 
 async def _told(who: Forgetful) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await who.heard.wait()
     who.heard.clear()
 
@@ -48,12 +52,15 @@ def test_the_tokenizer_forgets_texts_after_an_erasure_and_not_again_at_once(tmp_
             loop = asyncio.get_running_loop()
             served = SimpleNamespace(tokenizer=tokenizer, vocabulary=vocabulary.pack([], frozenset()))
             rendering = Rendering(served, chains, replay_all=False)  # type: ignore[arg-type]
+            for memory in (rendering._encodings, rendering._packings):
+                memory.put("local", "abcd", None, 4, Beginning())  # type: ignore[arg-type]
             forgetful = forgetting.Forgetting(loop, runs, Opened(), rendering)  # type: ignore[arg-type]
             journal.subscribe(forgetful.hear)
             tenant = journal.tenant("local").id
             assert retention.delete(journal, tenant, "r1").result()
             await _told(tokenizer)
             assert ("r1",) in chains.told and (("r1",),) in runs.told
+            assert "texts" in chains.told and len(rendering._encodings) == len(rendering._packings) == 0
             began = loop.time()
             for name in ("r2", "r3"):  # both are one more time, later
                 assert retention.delete(journal, tenant, name).result()

@@ -85,7 +85,17 @@ def test_two_servers_do_not_share_numbers():
 def test_the_log_is_asked_for_at_each_render():
     metrics = Metrics()
     sizes = iter((7, 9))
-    metrics.journal(lambda: next(sizes), lambda: 42)
+    metrics.journal(lambda: next(sizes), lambda: 42, lambda: 8192)
     assert [samples(metrics)["zj_journal_wal_bytes",] for _ in range(2)] == [7, 9]
-    metrics.journal(lambda: 0, lambda: 42)
+    metrics.journal(lambda: 0, lambda: 42, lambda: 8192)
+    assert samples(metrics)["zj_journal_bytes",] == 8192
     assert samples(metrics)["zj_journal_blocking_reader_pid",] == 42
+
+
+def test_causes_of_forks_are_there_before_the_first():
+    metrics = Metrics()
+    metrics.forked("branch")
+    found = {labels[1]: value for labels, value in samples(metrics).items() if labels[0] == "zj_prefix_forks_total"}
+    assert found == {
+        "answer_changed": 0, "thoughts_dropped": 0, "input_changed": 0, "branch": 1, "other_conversation": 0
+    }  # fmt: skip

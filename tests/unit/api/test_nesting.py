@@ -50,3 +50,34 @@ def test_the_limit_itself_is_in(opening):
 
 def test_what_stands_in_a_string_does_not_count():
     assert not refused(json.dumps({"arguments": "[" * 10_000, "more": [["\\", '"[' * 500]]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("place", "within"),
+    [('{"a":%s,"a":1}', 1), ('{"a":1,"a":%s}', 1), ('[{"a":%s,"a":1}]', 2), ('{"x":[1,{"b":%s,"b":[]}]}', 3)],
+)
+def test_a_member_that_another_one_of_its_name_hides_counts(place, within):
+    for more in (0, 1):
+        depth = nesting.JSON_DEPTH_MAX - within + more
+        assert refused((place % ("[" * depth + "]" * depth)).encode()) == bool(more)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_long_texts_full_of_brackets_are_no_depth(indent):
+    """What is surely right is told from its shape, however the body is laid out."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": ("[{" * 3_000) + f'\\"{n}'}]} for n in range(40)]
+    body = {"messages": messages, "tools": [{"name": "]" * 9_000}]}
+    assert not refused(json.dumps(body, indent=indent).encode())
+    deep: list = []
+    for _ in range(nesting.JSON_DEPTH_MAX - 5):
+        deep = [deep]
+    messages[7]["content"].append(deep)  # in the body, the list, the message and its content
+    for expected in (False, True):
+        assert refused(json.dumps(body, indent=indent).encode()) is expected
+        messages[7]["content"][-1] = [deep]
+
+
+@pytest.mark.parametrize("end", [b"", b'"', b"]]", b"\xff", b'{"a":1,}'])
+def test_what_is_no_json_is_judged_by_its_brackets(end):
+    assert refused(b"[" * (nesting.JSON_DEPTH_MAX + 1) + end)
+    assert not refused(b"[" * 100 + end)

@@ -31,7 +31,7 @@ from zjournal.sessions.items import items_of
 from zjournal.sessions.reading import Model, Terms
 from zjournal.sessions.vocabulary import Tokens
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Engine:

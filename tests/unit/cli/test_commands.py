@@ -95,7 +95,8 @@ def test_o25_sessions_name_their_owners(zj: Zj, data_dir: Path) -> None:
     where = ("--data-dir", str(data_dir))
     head, *lines = zj("sessions", "list", *where).out.splitlines()
     assert "owner" in head
-    found = {line.split()[0]: line.split()[-1] for line in lines}
+    # "last used" is two words.
+    found = {line.split()[0]: line.split()[head.split().index("owner") - 1] for line in lines}
     assert found == {"ses_one": "local", "ses_two": "local", "ses_three": "alice"}
     told = zj("sessions", "list", "--json", *where).json
     assert {(one["session"], one["tenant"], one["owner_name"]) for one in told} == {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import scripted
+from tests.serving import held_port, scripted
 from zjournal.cli import demo, process
 from zjournal.errors import EngineStartFault, Fault
 
@@ -27,7 +27,7 @@ TURNS = (
 
 def test_the_chain_goes_on_after_a_real_kill(tmp_path: Path) -> None:
     said: list[str] = []
-    report = demo.play(tmp_path / "cache", scripted(tmp_path, *TURNS, delay_ms=15), said.append)
+    report = demo.play(tmp_path / "cache", scripted(tmp_path, *TURNS, delay_ms=40), said.append)
     assert report.ok
     assert [turn.text for turn in report.turns] == ["To eat in winter.", "Lavender.", "The nurse bees."]
     assert report.killed.status == "cut"
@@ -50,6 +50,21 @@ def test_an_answer_that_is_too_short_to_be_killed_is_no_success(tmp_path: Path) 
 def test_a_server_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(EngineStartFault, match=r"zj serve ended with 66: .*absent\.gguf"):
         demo.play(tmp_path / "cache", str(tmp_path / "absent.gguf"), lambda text: None)
+
+
+def test_a_port_that_was_taken_meanwhile_is_no_reason_to_give_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_port() as taken, held_port() as free:
+        taken.listen()
+        ports = [place.getsockname()[1] for place in (taken, free)]
+        monkeypatch.setattr(process, "_free_port", lambda: ports.pop(0))
+        serving = process.Serving(tmp_path, scripted(tmp_path, *TURNS), tmp_path / "cache")
+        try:
+            assert serving.wait_ready() > 0
+            assert serving.port == free.getsockname()[1]
+        finally:
+            assert serving.stop() == 0
 
 
 def _report() -> demo.Report:

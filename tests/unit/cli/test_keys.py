@@ -32,3 +32,17 @@ def test_where_there_is_no_file_it_is_asked_for(zj: Zj) -> None:
         assert (done.code, done.out) == (78, "")
         assert "--api-key-file" in done.err
     assert zj("keys", "add", "local", "--api-key-file", "keys").code == 78
+
+
+def test_a_name_is_removed_or_all_but_its_last_key(zj: Zj, tmp_path: Path) -> None:
+    where = ("--api-key-file", "keys")
+    for name in ("laptop", "ci", "ci", "ci"):
+        assert zj("keys", "add", name, *where).code == 0
+    told = zj("keys", "remove", "ci", "--keep-last", "--json", *where).json
+    assert told == {"name": "ci", "removed": 2, "file": str(tmp_path / "keys")}
+    done = zj("keys", "remove", "ci", *where)
+    assert done.code == 0 and done.out.startswith("1 key of ci removed from ")
+    assert keys.read(tmp_path / "keys").names == ("laptop",)
+    for name, why in (("ci", "no key"), ("laptop", "the only ones")):
+        done = zj("keys", "remove", name, *where)
+        assert (done.code, done.out) == (78, "") and why in done.err

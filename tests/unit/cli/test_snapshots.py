@@ -246,7 +246,8 @@ def test_an_id_may_be_that_of_a_session(zj: Zj, data_dir: Path, where: tuple[str
     assert zj("sessions", "pin", session, *where).code == 0
     assert f"zj sessions unpin {session}" in zj("snapshots", "unpin", session, *where).out
     (row,) = [one for one in zj("sessions", "list", *where).out.splitlines() if session in one]
-    assert row.rstrip().endswith("pinned")
+    *_, state, words = row.split()
+    assert (state, words) == ("pinned", "-")
 
 
 def test_gc_of_an_id_takes_what_it_alone_needs(zj: Zj, data_dir: Path, where: tuple[str, str]) -> None:

@@ -241,6 +241,18 @@ def test_o13_the_limit_is_never_passed(tmp_path):
     assert engine.restart().serve("again", [*tokens(520, 11), 7]).cached == 520
 
 
+def test_what_is_on_disk_stays_while_the_first_chunk_behind_it_is_written(tmp_path):
+    """Room is made between two chunks of a state that begins with one of another's, which nothing else continues."""
+    engine = Tiered(tmp_path / "s", blocks=300, limit=2 * FILE_BYTES)
+    shared = tokens(256, 1)
+    engine.serve("a", [*shared, *tokens(250, 2)])
+    engine.serve("b", [*shared, *tokens(544, 3)])
+    (purge,) = engine.told(wire.PurgePlanned)
+    assert (len(purge.hashes), purge.cause) == (1, "quota"), "the tail of the other went, not what both begin with"
+    assert new_chunks(engine, "b") == [256]
+    assert engine.restart().serve("c", [*shared, *tokens(544, 3), 7]).cached == 512
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_many_states_at_once_under_a_limit_and_the_last_one_stays(tmp_path, seed):
     """Nothing is given up that another state is still written behind; the journal would refuse what stands on it."""

@@ -37,10 +37,9 @@ def test_what_the_work_raises_reaches_the_one_that_waits_and_the_thread_goes_on(
 
 
 def test_it_begins_while_the_other_waits_and_has_no_thread_before() -> None:
-    before = threading.active_count()
     go = threading.Event()
-    beside = Beside(lambda number: go.wait(10) and number, "beside")
-    assert threading.active_count() == before
+    beside = Beside(lambda number: go.wait(60) and number, "beside")
+    assert not _threads()
     beside.give(7)
     with pytest.raises(AssertionError):
         beside.give(8)
@@ -48,6 +47,11 @@ def test_it_begins_while_the_other_waits_and_has_no_thread_before() -> None:
     assert beside.take() == 7
     with pytest.raises(AssertionError):
         beside.take()
+    assert _threads()
     beside.close()
     beside.close()
-    assert threading.active_count() == before
+    assert not _threads()
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("beside")]

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.unit.engine.driver import END, GREEDY
+from tests.unit.engine.tiers import Tiered
 from zjournal.engine.scheduler import Limits, Scheduler
 from zjournal.engine.sequence import Sampled
 from zjournal.engine.worker import AUDIT_EVERY_US, Worker
@@ -10,7 +11,7 @@ from zjournal.link import wire
 
 
 class Link:
-    """Plays a script of what arrives at each wait, and remembers how long the worker was ready to wait."""
+    """Plays a script of what arrives at each wait, or is called then; remembers how long the worker was to wait."""
 
     def __init__(self, arrivals):
         self.arrivals = iter(arrivals)
@@ -19,7 +20,8 @@ class Link:
 
     def receive(self, timeout_ms):
         self.waits.append(timeout_ms)
-        return next(self.arrivals)
+        arrival = next(self.arrivals)
+        return arrival() if callable(arrival) else arrival
 
     def send(self, messages):
         self.sent += messages
@@ -49,11 +51,11 @@ def ask(request, tokens):
     )
 
 
-def worker_with(arrivals):
+def worker_with(arrivals, scheduler=None):
     """A clock that moves as far at each look as an audit is apart from the next."""
     now = iter(range(0, 10**12, AUDIT_EVERY_US + 1))
     link = Link(arrivals)
-    scheduler = Scheduler(Limits(20_000, 4, 8192), 1000, lambda token: b"x")
+    scheduler = scheduler or Scheduler(Limits(20_000, 4, 8192), 1000, lambda token: b"x")
     return Worker(link, Runner(), scheduler, lambda: next(now)), link, scheduler
 
 
@@ -78,3 +80,23 @@ def test_a_message_ends_an_audit_that_would_not_be_true_any_more():
     ended = [message.request for message in link.sent if isinstance(message, wire.Finished)]
     assert ended == ["a", "b"]
     assert link.waits[-1] is None
+
+
+def test_a_write_may_begin_in_the_middle_of_an_audit(tmp_path):
+    """The tail of a turn follows what it continues: that is written, an audit begins, and the next write as well."""
+    engine = Tiered(tmp_path)
+    lent = []
+
+    def hold(*kinds):
+        lent.append(engine.scheduler._residency.lent)
+        engine.disk.held = set(kinds)
+        return []
+
+    quiet = [[] for _ in range(6)]
+    arrivals = [[ask("a", 600)], *[lambda: hold("write")] * 6, hold, lambda: hold("write"), *quiet, hold, *quiet]
+    worker, _, _ = worker_with([*arrivals, [wire.Stop()]], engine.scheduler)
+    engine.disk.held = {"write"}
+    worker.run()
+    whole, tail = lent[-3:-1]
+    assert whole > tail > 0, "the tail was being written when the audit went on"
+    assert worker._audited, "and it came to its end"

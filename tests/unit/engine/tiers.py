@@ -7,6 +7,8 @@ once. `restart` is a kill: a new engine with empty memory, over the same folder,
 import random
 from array import array
 
+import msgspec
+
 from tests.unit.engine.driver import ask
 from zjournal.engine.cache.blocks import BLOCK_TOKENS
 from zjournal.engine.cache.snapshots import Settings, Snapshots
@@ -69,7 +71,7 @@ class Journal:
         self.chunks = {}  # hash -> (space, wire.Chunk)
         self.ends = {}  # request -> (space, end)
         self.sessions = {}
-        self.files = {}  # hash -> what it was told of
+        self.bad = set()  # chunks whose files were put aside or are missing, until they are written again
         self.refused = False  # something was: so what builds on that is refused as well
         self.erased = set()  # requests and chunks: what is of them, or builds on them, is refused
 
@@ -84,12 +86,21 @@ class Journal:
                 for chunk in event.chunks:
                     assert chunk.parent == format.ROOT or chunk.parent in self.chunks, "a chunk without its parent"
                     self.chunks[chunk.hash] = (event.space, chunk)
+                    self.bad.discard(chunk.hash)
                 assert event.end in self.chunks
                 self.ends[event.request] = (event.space, event.end)
             case wire.PurgePlanned():
                 for hash_ in event.hashes:
                     self.drop(hash_)
         return True
+
+    def note(self, event):
+        """Takes a fact that wants no answer."""
+        match event:
+            case wire.Quarantined():
+                self.bad.add(event.hash)
+            case wire.Reconciled():
+                self.bad.update(hash_ for _, hash_ in event.missing)
 
     def stood(self, event):
         """The chunks that it names and does not bring."""
@@ -142,7 +153,8 @@ class Journal:
         pages = {}
         for hash_, (space, chunk) in self.chunks.items():
             if hash_ in needed:
-                pages.setdefault(space, ([], []))[0].append(chunk)
+                told = msgspec.structs.replace(chunk, bad=hash_ in self.bad)
+                pages.setdefault(space, ([], []))[0].append(told)
         for request, (space, end) in self.ends.items():
             session = self.sessions.get(request) or "\0" + request
             pages[space][1].append(wire.Snapshot(request, session, end, 0, 1, False))
@@ -163,6 +175,7 @@ class Tiered:
         self.journal = journal or Journal()
         self.disk = disk or Disk()
         self.now = 0
+        self.audit = None  # in the middle of looking at all invariants, as the worker does it: bit by bit
         self.says, self.prompts, self.events, self.steps = {}, {}, [], 0
         self.answers = True
         self.unanswered = []
@@ -210,17 +223,22 @@ class Tiered:
         if options.get("session"):
             self.journal.sessions[request] = options["session"]
         options.setdefault("max_tokens", len(says))
+        self.audit = None
         self.hear(self.scheduler.submit(ask(request, prompt, **options), self.now))
 
     def cancel(self, request, keep=False):
+        self.audit = None
         self.hear(self.scheduler.cancel(request, self.now, keep))
         self.scheduler.check()
 
     def step(self):
         """What the worker does between two looks at its socket; whether anything was computed."""
-        self.snapshots.settle()
+        if self.snapshots.settle():
+            self.audit = None
         worked = False
-        if not self.scheduler.idle:
+        if self.scheduler.idle:
+            self.look()
+        else:
             plan = self.scheduler.plan(self.now)
             for copy in plan.copies:
                 self.memory[copy.target] = bytearray(self.memory[copy.source])
@@ -234,6 +252,12 @@ class Tiered:
         self.tell(flush=False)
         self.scheduler.check()
         return worked
+
+    def look(self):
+        """A part of an audit; what it waits for may begin before the next."""
+        self.audit = self.audit or self.scheduler.audit()
+        if next(self.audit, self) is self:
+            self.audit = None
 
     def tell(self, *, flush):
         self.snapshots.pump(idle=self.scheduler.idle, flush=flush)
@@ -261,11 +285,13 @@ class Tiered:
     def hear(self, events):
         for event in events:
             self.events.append(event)
+            self.journal.note(event)
             if isinstance(event, (wire.BackedUp, wire.PurgePlanned)):
                 self.unanswered.append(event)
         while self.answers and self.unanswered:
             event = self.unanswered.pop(0)
             answer = wire.Committed if self.journal.commit(event) else wire.Refused
+            self.audit = None
             self.snapshots.take(answer(event.fact))
             self.hear(self.snapshots.take_events())
 

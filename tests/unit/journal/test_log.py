@@ -41,10 +41,10 @@ def _held(journal: Journal) -> threading.Event:
 
     def work(_: Transaction) -> None:
         started.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     journal.run(work)
-    assert started.wait(10)
+    assert started.wait(60)
     return go
 
 
@@ -163,7 +163,7 @@ def test_close_drains_and_ends(tmp_path: Path) -> None:
     closing = threading.Thread(target=journal.close)
     closing.start()
     go.set()
-    closing.join(10)
+    closing.join(60)
     assert [future.result(0) for future in futures] == [1, 2, 3, 4, 5]
     with pytest.raises(JournalUnavailable, match="closed"):
         journal.append([session("late")]).result()
@@ -233,12 +233,12 @@ def test_follow_reads_then_waits_until_close(tmp_path: Path) -> None:
                 {3: three, 5: five}.get(fact.seq, asyncio.Event()).set()
 
         following = asyncio.create_task(follow())
-        await asyncio.wait_for(three.wait(), 10)
+        await asyncio.wait_for(three.wait(), 60)
         journal.append([session("s4")])
         journal.append([session("s5")])
-        await asyncio.wait_for(five.wait(), 10)
+        await asyncio.wait_for(five.wait(), 60)
         await asyncio.to_thread(journal.close)
-        await asyncio.wait_for(following, 10)
+        await asyncio.wait_for(following, 60)
         return seen
 
     assert asyncio.run(main()) == [2, 3, 4, 5]

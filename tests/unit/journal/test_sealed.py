@@ -87,7 +87,9 @@ def test_the_journal_of_these_tests_is_what_they_need(original: Path) -> None:
     quick.prove(original)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(segment=st.integers(0, 2), bit=st.integers(0, 8 * 4_096))
 def test_a_flipped_bit_is_named_and_what_is_before_it_is_saved(
     original: Path, tmp_path_factory: pytest.TempPathFactory, segment: int, bit: int

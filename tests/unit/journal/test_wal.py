@@ -129,7 +129,7 @@ def test_a_stopped_reader_is_named_and_new_requests_are_refused(
         journal.append([session("s2")]).result()  # what runs goes on
         os.kill(foreign.pid, signal.SIGCONT)
         _say(foreign)
-        foreign.wait(10)
+        foreign.wait(60)
         for number in range(100):
             journal.append([session(f"t{number}")]).result()
             _settled(journal)

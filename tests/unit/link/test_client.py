@@ -45,7 +45,7 @@ def test_a_child_that_hung_up_and_does_not_end_is_killed(monkeypatch: pytest.Mon
     async def main() -> int:
         engine = EngineClient(wire.Start(model="m"), Deaf())
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
-        return await asyncio.wait_for(engine._ended(child), 10)
+        return await asyncio.wait_for(engine._ended(child), 60)
 
     assert asyncio.run(main()) == -signal.SIGKILL
 
@@ -59,7 +59,7 @@ def test_what_goes_wrong_while_listening_is_not_lost(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         engine = EngineClient(wire.Start(model="m"), Deaf())
         engine.start()
-        await asyncio.wait_for(engine.watch(), 10)
+        await asyncio.wait_for(engine.watch(), 60)
 
     with pytest.raises(AssertionError, match="cannot be"):
         asyncio.run(main())
@@ -80,7 +80,7 @@ def test_the_engine_is_ours_wherever_the_server_was_started(tmp_path: Path, monk
     async def main() -> None:
         engine = EngineClient(wire.Start(model=str(tmp_path / "none.json"), scripted=True), Listener())
         engine.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not told:
                 await asyncio.sleep(0.02)
         await engine.stop()

@@ -201,3 +201,53 @@ def test_strings_are_found_in_the_order_of_the_document() -> None:
     assert record._strings(value, "", 64) == list(zip(paths, [LONG, LONG + "1", LONG + "2", LONG + "3"], strict=True))
     assert record._strings(value, "", 2) == [("a", LONG), ("b[3]", LONG + "1")]
     assert record._strings(LONG, "", 0) == [("", LONG)]
+
+
+# --- a body in outline --------------------------------------------------------------------------------
+
+MARK = "7f3a"
+
+
+def filled(value: Any, found: Record, tokens: int) -> Any:
+    """An outline's value with the beginnings of its texts in the place of their marks."""
+    if isinstance(value, str) and value.startswith(MARK):
+        return found.beginning(int(value.removeprefix(MARK)), spelled, tokens)
+    if isinstance(value, dict):
+        return {key: filled(inner, found, tokens) for key, inner in value.items()}
+    return [filled(inner, found, tokens) for inner in value] if isinstance(value, list) else value
+
+
+@given(st.lists(texts, max_size=5), st.booleans(), st.integers(0, 60), st.sampled_from(["", "x"]))
+def test_an_outline_has_a_mark_for_each_text_and_the_beginning_of_each(
+    said: list[str], ascii_only: bool, tokens: int, around: str
+) -> None:
+    said = [text.encode("utf-8", "replace").decode() for text in said if not text.startswith(MARK)]
+    body = json.dumps({"messages": chat(*said)}, ensure_ascii=ascii_only).encode()
+    paths = [(f"messages[{k}].content", f"{around}{text}{around * 3}") for k, text in enumerate(said)]
+    found = Record(pack(body, *(lambda made: (made.ids, made.spans))(Prompt(*paths)), spelled, nothing), nothing)
+    outline = found.outline(MARK)
+    assert all(text.encode() not in outline for text in said if LONG in text)
+    whole = filled(json.loads(outline), found, 1 << 20)
+    assert [message["role"] for message in whole["messages"]] == ["user"] * len(said)
+    for text, message, short in zip(
+        said, whole["messages"], filled(json.loads(outline), found, tokens)["messages"], strict=True
+    ):
+        if isinstance(message["content"], str):
+            assert message["content"] == text == short["content"]
+        else:
+            assert message["content"] == text.encode()
+            assert text.encode().startswith(short["content"])
+            assert len(short["content"]) >= min(tokens, len(text.encode()))
+
+
+def test_a_text_that_is_not_there_is_named() -> None:
+    prompt = Prompt(("messages[0].content", LONG))
+    found = Record(
+        pack(json.dumps({"messages": chat(LONG)}).encode(), prompt.ids, prompt.spans, spelled, nothing), nothing
+    )
+    assert found.beginning(0, spelled, 6) == LONG[:6].encode()
+    for number in (-1, 1, 7):
+        with pytest.raises(ValueError, match="no such text"):
+            found.beginning(number, spelled, 6)
+    with pytest.raises(ValueError, match="vocabulary"):
+        found.beginning(0, None, 6)

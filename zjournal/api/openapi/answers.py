@@ -192,6 +192,7 @@ READY = obj(
     {
         "status": {"enum": ["loading", "ready", "draining", "failed"]},
         "progress": {"type": "number", "minimum": 0, "maximum": 1},
-    }
+    },
+    reason=STRING,
 )
 HELLO = obj({"message": STRING})

@@ -451,6 +451,13 @@ class Backups:
         states = [*self._due.values(), *self._tails.values()]
         ends = ((state, min(number, state.full)) for state in states for number in (state.told, state.at))
         needed = {state.hashes[number - 1] for state, number in ends if number > 0}
+        # What others have on disk may stand before `told` reaches it: what is written behind it is no child of it yet.
+        needed |= {
+            state.hashes[number]
+            for state in states
+            for number, row in state.rows.items()
+            if row is None and number < state.full
+        }
         return needed | {row.parent for state in states for row, _ in state.fresh}
 
     def _forget(self, state: State) -> None:

@@ -271,13 +271,11 @@ class Residency:
     def audit(self, tickets: Collection[Ticket]) -> Iterator[None]:
         """Asserts that free + held + kept is the pool, block by block, and that the promise to `tickets` holds.
 
-        Pauses now and then; nothing may change in a pause.
+        Pauses now and then. In a pause nothing may change but what is lent: while nothing runs the disk is given work.
         """
         kept: dict[int, int] = {}
         yield from self._graph.audit(kept)
         holders = Counter(kept)
-        holders.update(self._writing)
-        holders.update(self._reading)
         growth = 0
         for ticket in tickets:
             assert len(set(ticket.table)) == len(ticket.table), "a block twice in one table"
@@ -287,6 +285,8 @@ class Residency:
             holders.update(ticket.table)
             growth += ticket.growth
         yield
+        holders.update(self._writing)
+        holders.update(self._reading)
         self._pool.check(holders)
         assert growth == self._growth
         assert self._has_room(0), "more was promised than there is"
