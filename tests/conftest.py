@@ -10,21 +10,27 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # interpreted kernels are for the CPU, and so are the servers of the tests
 
-
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-# No property fails for the time that it takes: a busy machine is no fault. A failure prints how to have it again.
-settings.register_profile("zjournal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# No property fails for the time that it takes: a busy machine is no fault. The same examples each time, so that what
+# fails is what has changed; others are looked for by `--examples`, as `make soak` does.
+settings.register_profile(
+    "zjournal", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("zjournal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--examples", type=int, default=1, help="times the examples that each property is tried with")
+    parser.addoption("--examples", type=int, default=1, help="times as many examples of each property, at random")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`--examples`: for functions under `@given`, and for state machines."""
+
+    def more(own: settings) -> settings:
+        return settings(own, max_examples=own.max_examples * factor, derandomize=False)
+
     factor = config.getoption("--examples")
     if factor == 1:
         return
@@ -37,7 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif is_hypothesis_test(function):
             functions.add(getattr(function, "__func__", function))
     for function in functions:
-        own = function._hypothesis_internal_use_settings or settings.default
-        function._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
+        function._hypothesis_internal_use_settings = more(
+            function._hypothesis_internal_use_settings or settings.default
+        )
     for machine in machines:
-        machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * factor)
+        machine.settings = more(machine.settings)
