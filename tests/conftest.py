@@ -5,6 +5,7 @@ library too, so it must be set before triton is first imported. Tests that compi
 it (tests/kernels/test_triton_compiled.py).
 """
 
+import collections
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -26,6 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _tell_apart(items)
+    _try_more(config, items)
+
+
+def _tell_apart(items: list[pytest.Item]) -> None:
+    """Each test has an id of its own: of those that share one, parallel workers run the first only, and say nothing."""
+    ids = collections.Counter(item.nodeid for item in items)
+    if alike := [name for name, count in ids.items() if count > 1]:
+        raise pytest.UsageError(f"tests share their ids: {', '.join(alike)}")
+
+
+def _try_more(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`--examples`: for functions under `@given`, and for state machines."""
 
     def more(own: settings) -> settings:

@@ -137,6 +137,14 @@ def read(path: Path) -> ApiKeys:
 
     Raises ConfigFault, which names the line and never shows a key.
     """
+    known = _read(path)
+    if not known.names:
+        raise ConfigFault(f"api_key_file {path}: no keys in it; zj keys add NAME makes one", param="api_key_file")
+    return known
+
+
+def _read(path: Path) -> ApiKeys:
+    """As `read`; a file may have no keys yet."""
     names: dict[bytes, str] = {}
     limits: dict[str, Limits] = {}
     for number, line in enumerate(_content(path).decode("utf-8-sig", "replace").splitlines(), 1):
@@ -152,8 +160,6 @@ def read(path: Path) -> ApiKeys:
         except _Wrong as wrong:
             raise ConfigFault(f"api_key_file {path}:{number}: {wrong}", param="api_key_file") from None
         names[known] = name
-    if not names:
-        raise ConfigFault(f"api_key_file {path}: no keys in it; zj keys add NAME makes one", param="api_key_file")
     return ApiKeys(names, limits)
 
 
@@ -167,7 +173,7 @@ def add(path: Path, name: str, limits: Limits) -> str:
         raise ConfigFault(f"{name!r}: {problem}", param="name")
     key = draw()
     with _locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
-        known = read(path) if _content(path).strip() else ApiKeys({})
+        known = _read(path)
         had = known.limits(name)
         if Limits() not in (had, limits) and had != limits:
             raise ConfigFault(f"{name} has other limits in {path}; they hold for all of its keys", param="name")

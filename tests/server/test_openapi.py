@@ -7,7 +7,7 @@ has a longer one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -97,17 +97,24 @@ def tried(server: Server, session: requests.Session, case: schemathesis.Case) ->
         assert path or told["message"].startswith(WHOLE), told
 
 
-@SCHEMA.parametrize()
-@hypothesis.settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-def test_what_is_made_at_random(case: schemathesis.Case, server: Server, session: requests.Session) -> None:
-    tried(server, session, case)
+def made_at_random(schema: Any, examples: int) -> Iterator[tuple[str, Callable[..., None]]]:
+    """A test of each operation. Of one test for all of them the items share their id, and parallel workers run one."""
+    for found in schema.get_all_operations():
+        label = found.ok().label
+        only = schema.exclude(lambda context, label=label: context.operation.label != label)
+
+        @only.parametrize()
+        @hypothesis.settings(max_examples=examples, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+        def test(case: schemathesis.Case, server: Server, session: requests.Session) -> None:
+            tried(server, session, case)
+
+        yield re.sub(r"\W+", "_", label).strip("_").lower(), test
 
 
-@pytest.mark.soak
-@SCHEMA_LONG.parametrize()
-@hypothesis.settings(max_examples=EXAMPLES_LONG, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-def test_more_that_is_made_at_random(case: schemathesis.Case, server: Server, session: requests.Session) -> None:
-    tried(server, session, case)
+for name, made in made_at_random(SCHEMA, EXAMPLES):
+    globals()[f"test_what_is_made_at_random_{name}"] = made
+for name, made in made_at_random(SCHEMA_LONG, EXAMPLES_LONG):
+    globals()[f"test_more_that_is_made_at_random_{name}"] = pytest.mark.soak(made)
 
 
 @pytest.mark.parametrize("flows", [FLOWS, pytest.param(FLOWS_LONG, marks=pytest.mark.soak)])

@@ -122,6 +122,45 @@ def test_a_living_branch_goes_on_when_its_beginning_was_deleted(server: Server) 
         assert zj("journal", "verify", *where).returncode == 0
 
 
+def test_a_replay_keeps_text_until_the_advice_is_followed(server: Server) -> None:
+    """What the plan, and each answer behind it, says to do next does it: at the end the text is gone."""
+
+    def held() -> list[int]:
+        tables = ("session", "turn", "content")
+        with Reader.open(server.data_dir) as reader, reader.transaction() as db:
+            return [db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+
+    with server:
+        where = ("--data-dir", str(server.data_dir))
+        before = held()
+        first = server.respond(input=WORDS.format("message"))
+        server.respond(input="and?", previous_response_id=first["id"])
+        session = _first_session(server)["session"]
+        done = zj("replay", session, "--json", *where)
+        replay, again = (found := json.loads(done.stdout))["replay"], found["turns"][0]["replay"]
+        listed = {
+            one["session"]: one["replay_of"] for one in json.loads(zj("sessions", "list", "--json", *where).stdout)
+        }
+        assert listed == {session: None, replay: session}
+        assert f"replay of {session}" in zj("sessions", "list", *where).stdout
+        plan = zj("sessions", "delete", session, *where).stdout
+        assert f"1 turn would be hidden whose text stays: 1 turn of {replay} is built on it" in plan
+        assert f"`zj sessions delete {replay}` deletes it too" in plan
+        hidden = json.loads(zj("sessions", "delete", session, "--yes", "--json", *where).stdout)
+        assert (hidden["kept"], hidden["deleted"]["kept"]) == (1, 1)
+        assert zj("sessions", "delete", session, *where).returncode == 1
+        taken = zj("sessions", "delete", session, "--cascade", "--yes", "--json", *where)
+        assert taken.returncode == 0, taken.stderr
+        assert json.loads(taken.stdout)["deleted"]["kept"] == 0
+        assert json.loads(taken.stdout)["replays"] == [replay]
+        said = server.http.get(f"/v1/responses/{again}/input_items").text
+        assert WORDS.format("message") in said, "the first turn of the replay is still there"
+        assert zj("sessions", "delete", replay, "--yes", *where).returncode == 0
+        assert not _told(server.data_dir, "canary-5d41")
+        assert held() == before, "nothing is kept, hidden or not"
+        assert zj("journal", "verify", *where).returncode == 0
+
+
 def test_the_device_forgets_as_well(server: Server) -> None:
     with server:
         words = " ".join(f"word{k}" for k in range(200))

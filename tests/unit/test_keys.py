@@ -54,6 +54,16 @@ def test_a_key_that_is_added_is_kept_as_a_digest(tmp_path: Path) -> None:
     assert keys.read(path).limits("ci") == Limits(requests=5, streams=1)
 
 
+@pytest.mark.parametrize("before", ["", "\n \n", "# who may use the server", "\ufeff# saved by an editor\n\n"])
+def test_the_first_key_of_a_file_that_has_none_yet(tmp_path: Path, before: str) -> None:
+    path = file(tmp_path, before)
+    with pytest.raises(ConfigFault, match="zj keys add NAME makes one"):
+        keys.read(path)
+    key = keys.add(path, "laptop", Limits())
+    assert keys.read(path).name_of(key) == "laptop"
+    assert path.read_text().startswith(before)
+
+
 def test_what_cannot_be_added(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     for name in ("local", "server", "a b", "", "x" * 65):

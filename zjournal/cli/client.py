@@ -68,7 +68,7 @@ def codex(
 
 @options.with_config("host", "port")
 def claude(config: Config, url: Url = None) -> None:
-    """Print lines for the shell that starts Claude Code: `eval "$(zj client claude)"`."""
+    """Print lines for the shell that starts Claude Code: `lines=$(zj client claude) && eval "$lines"`."""
     base = _base(config, url)
     model = _ask(base)["data"][0]
     exports = {
@@ -108,7 +108,7 @@ def opencode(config: Config, url: Url = None) -> None:
 
 @options.with_config("host", "port")
 def openwebui(config: Config, url: Url = None) -> None:
-    """Print lines for the shell that starts Open WebUI: `eval "$(zj client openwebui)"`."""
+    """Print lines for the shell that starts Open WebUI: `lines=$(zj client openwebui) && eval "$lines"`."""
     base = _base(config, url)
     _ask(base)
     exports = {"ENABLE_OLLAMA_API": "false", "ENABLE_OPENAI_API": "true", "OPENAI_API_BASE_URL": f"{base}/v1"}

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zjournal.cli import admin, options
-from zjournal.cli.sessions import _count, _find, _moment, _print_json
+from zjournal.cli.sessions import NAMED_MAX, _count, _find, _moment, _print_json
 from zjournal.config import Config, Reject, parse_duration, parse_size
 from zjournal.errors import NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zjournal.journal.projections import Session, Turn
     from zjournal.journal.reader import Reader
+    from zjournal.sessions.linked import Ties
     from zjournal.sessions.operations import Deleted
     from zjournal.sessions.prune import Filters, Plan
 
@@ -40,19 +44,25 @@ def delete(
     from zjournal.sessions.operations import Deleted, DeleteSession, DeleteTurn
 
     with Reader.open(config.data_dir) as reader:
-        session, response, note = _subject(reader, name, cascade)
+        session, response, note, ties = _subject(reader, name, cascade)
     deleted = None
     if yes and response:
         deleted = admin.perform(config, "sessions.delete_turn", DeleteTurn(response, cascade), Deleted)
     elif yes:
         deleted = admin.perform(config, "sessions.delete", DeleteSession(session, cascade), Deleted)
     if as_json:
-        _print_json({"session": session, "response": response or None, "deleted": _deleted_json(deleted)})
+        told = {"session": session, "response": response or None, **_ties_json(ties)}
+        _print_json({**told, "deleted": _deleted_json(deleted)})
     elif deleted is None:
-        typer.echo(f"would delete {note}\nnothing was deleted; add --yes to do it")
+        typer.echo(f"would delete {note}")
+        if ties.kept:
+            typer.echo(f"{_count(ties.kept, 'turn')} would be hidden whose text stays: {_built(ties)}")
+        _tell_replays(ties)
+        typer.echo("nothing was deleted; add --yes to do it")
     else:
         typer.echo(f"deleted {note}")
-        _tell_deleted(deleted)
+        _tell_deleted(deleted, _built(ties) if ties.continued else "")
+        _tell_replays(ties)
 
 
 @options.with_config("data_dir")
@@ -141,20 +151,77 @@ def _pin(config: Config, name: str, pinned: bool, as_json: bool) -> None:
         typer.echo(f"{session} is {'pinned' if pinned else 'not pinned'}")
 
 
-def _subject(reader: Reader, name: str, cascade: bool) -> tuple[str, str, str]:
-    """The session that an id means, the response if it means one turn of it, and both in words. Raises NotFound."""
+def _subject(reader: Reader, name: str, cascade: bool) -> tuple[str, str, str, Ties]:
+    """The session that an id means, the response if it means one turn of it, both in words, and what is tied to them.
+
+    Raises NotFound, also for what was deleted before, unless `cascade` can take what is still there of it.
+    """
+    from zjournal.sessions import linked
+
     session = _find(reader, name)
     turns = reader.turns(session.session)
-    if session.deleted:
-        raise NotFound(f"{session.session} was deleted before")
-    after = " and what continues it" if cascade else ""
-    if session.session.startswith(name):
-        return session.session, "", f"session {session.session} with {_count(len(turns), 'turn')}{after}"
-    named = [turn.response for turn in turns if turn.response == name]
-    named = named or [turn.response for turn in turns if turn.response.startswith(name)]
+    whole = session.session.startswith(name)
+    named = turns if whole else _named(turns, name)
+    ties = linked.ties(reader, named, cascade)
+    hidden = _hidden(session, named, whole)
+    if hidden and not cascade:
+        stays = f"; its text stays, hidden: {_built(ties)}" if ties.kept else ""
+        raise NotFound(f"{session.session if whole else named[0].response} was deleted before{stays}")
+    count = f"{_count(len(named), 'turn')} that {'is' if len(named) == 1 else 'are'} hidden" if hidden else ""
+    note = f"session {session.session} with {count or _count(len(named), 'turn')}"
+    if not whole:
+        note = f"turn {named[0].response} of session {session.session}{', which is hidden' * hidden}"
+    if cascade and ties.continued:
+        note += f", and what continues {'it' if len(named) == 1 else 'them'}: {_by_session(ties)}"
+    return session.session, "" if whole else named[0].response, note, ties
+
+
+def _named(turns: Sequence[Turn], name: str) -> list[Turn]:
+    """The one turn of a session that an id, or its beginning, means. Raises NotFound if it means several."""
+    named = [turn for turn in turns if turn.response == name]
+    named = named or [turn for turn in turns if turn.response.startswith(name)]
     if len(named) > 1:
-        raise NotFound(f"{name!r} is the beginning of several ids: {', '.join(named)}")
-    return session.session, named[0], f"turn {named[0]} of session {session.session}{after}"
+        found = ", ".join(turn.response for turn in named[:NAMED_MAX])
+        raise NotFound(f"{name!r} is the beginning of several ids: {found}")
+    return named
+
+
+def _hidden(session: Session, named: Sequence[Turn], whole: bool) -> bool:
+    """Whether it was deleted before, and only is there for what is built on it."""
+    from zjournal.journal.projections import DELETED
+
+    return session.deleted if whole else named[0].status == DELETED
+
+
+def _by_session(ties: Ties) -> str:
+    """How many turns of which sessions continue it, the first NAMED_MAX sessions by name."""
+    first = list(ties.continued.items())[:NAMED_MAX]
+    told = [f"{_count(count, 'turn')} of {session}" for session, count in first]
+    if rest := len(ties.continued) - len(first):
+        turns = sum(ties.continued.values()) - sum(count for _, count in first)
+        told.append(f"{_count(turns, 'turn')} of {_count(rest, 'more session')}")
+    return ", ".join(told)
+
+
+def _built(ties: Ties) -> str:
+    """Why text stays, and what takes it as well."""
+    one = sum(ties.continued.values()) == 1
+    return (
+        f"{_by_session(ties)} {'is' if one else 'are'} built on it (--cascade deletes {'that' if one else 'those'} too)"
+    )
+
+
+def _tell_replays(ties: Ties) -> None:
+    first = ties.replays[:NAMED_MAX]
+    for session in first:
+        typer.echo(
+            f"replay {session} is a session of its own and keeps what its prompts hold; "
+            f"`zj sessions delete {session}` deletes it too"
+        )
+    if len(ties.replays) > len(first):
+        typer.echo(f"and {_count(len(ties.replays) - len(first), 'more replay')}; `zj sessions list` names them")
+    if ties.fault:
+        typer.echo(f"zj: not every replay of it could be looked for: {ties.fault}", err=True)
 
 
 def _before(older_than: str | None, before: str | None, now_us: int) -> int | None:
@@ -232,10 +299,12 @@ def _action(row: Any) -> str:
     return f"{row.action}: {row.reason}" if row.reason else row.action
 
 
-def _tell_deleted(deleted: Deleted) -> None:
+def _tell_deleted(deleted: Deleted, built: str = "") -> None:
+    """`built`: what the turns that stay are kept for, where that was looked for."""
     typer.echo(f"{deleted.bytes:,} bytes freed; `zj journal compact` gives them back to the disk")
     if deleted.kept:
-        typer.echo(f"{_count(deleted.kept, 'turn')} hidden whose text stays: other turns are built on it (--cascade)")
+        why = built or "other turns are built on it (--cascade)"
+        typer.echo(f"{_count(deleted.kept, 'turn')} hidden whose text stays: {why}")
     for left in deleted.left:
         typer.echo(f"left: {left.reason}")
     if not deleted.scrubbed:
@@ -262,6 +331,11 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
             for row in plan.rows
         ],
     }
+
+
+def _ties_json(ties: Ties) -> dict[str, Any]:
+    continued = [{"session": session, "turn_count": count} for session, count in ties.continued.items()]
+    return {"kept": ties.kept, "continued_by": continued, "replays": list(ties.replays)}
 
 
 def _deleted_json(deleted: Deleted | None) -> dict[str, Any] | None:

@@ -30,24 +30,30 @@ DIFF_FAILED = 2  # 1 says that the prompts fork
 def list_sessions(config: Config, as_json: options.AsJson = False) -> None:
     """List all sessions, the most recently used first, with the first words of each."""
     from zjournal.journal.reader import Reader
+    from zjournal.sessions import linked
     from zjournal.sessions.first_words import FirstWords
 
     with Reader.open(config.data_dir) as reader:
         sessions = list(_all_sessions(reader))
         owners = {tenant: _owner(reader, tenant) for tenant in {session.tenant for session in sessions}}
+        replays = linked.replays(reader)
         words = FirstWords(reader)
         first = {session.session: words.of(session.session) for session in sessions}
     if words.damaged:
         said = f"the first words of {_count(words.damaged, 'session')} cannot be read; run `zj journal verify`"
         typer.echo(f"zj: {said}", err=True)
+    if replays.fault:
+        typer.echo(f"zj: not every replay could be told from other sessions: {replays.fault}", err=True)
     if as_json:
-        _print_json([{**_session_json(one, owners[one.tenant]), "first_words": first[one.session]} for one in sessions])
+        told = [{"replay_of": replays.sources.get(one.session), "first_words": first[one.session]} for one in sessions]
+        _print_json([_session_json(one, owners[one.tenant]) | more for one, more in zip(sessions, told, strict=True)])
         return
     from zjournal.cli import view
 
     rows = [
         (
-            *(s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), owners[s.tenant], "pinned" * s.pinned),
+            *(s.session, s.turns, _moment(s.opened_us), _moment(s.last_us), owners[s.tenant]),
+            _notes(s, replays.sources.get(s.session)),
             first[s.session],
         )
         for s in sessions
@@ -231,6 +237,12 @@ def _replay_of(reader: Reader, session: Session) -> str:
 
     linked = [fact.event for fact in reader.read(session.opened_seq, 1) if isinstance(fact.event, SessionReplayed)]
     return linked[0].source if linked and linked[0].session == session.session else ""
+
+
+def _notes(session: Session, source: str | None) -> str:
+    """The marks of a session in a list; `source`: what it is a replay of."""
+    notes = [f"replay of {source}"] if source else []
+    return ", ".join(notes + ["pinned"] * session.pinned)
 
 
 def _label(turn: Turn, near: CacheNearlyMet | None, calls: Sequence[Called], choice: Choice | None) -> str:

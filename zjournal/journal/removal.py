@@ -54,20 +54,24 @@ def remove_session(
 ) -> Removed:
     """Removes a session with all its turns; `cascade` takes the turns of other sessions that continue them as well.
 
+    With `cascade` it may be one that was removed before, of which turns are still kept, hidden, for those.
     `last_seq`: refuse if the session was used since it looked like that. Waits for the commits. Raises NotFound
     (unknown or removed before) and BadRequest (pinned, in use), and then has removed nothing.
     """
 
     def hide(tx: Transaction) -> list[str]:
         row = _session(tx, session)
-        if row is None or row.deleted:
+        if row is None or (row.deleted and not cascade):
             raise NotFound(f"there is no session {session}")
         if last_seq is not None and row.last_seq != last_seq:
             raise BadRequest(f"session {session} was used meanwhile")
         own = _turns(tx, BY_SESSION, session)
         turns = _with_descendants(tx, own) if cascade else own
         facts = _hiding(tx, turns)
-        tx.append([*facts, Fact(SessionDeleted(tenant=row.tenant, session=session, cause=cause))])
+        if not row.deleted:
+            facts.append(Fact(SessionDeleted(tenant=row.tenant, session=session, cause=cause)))
+        if facts:
+            tx.append(facts)
         return [turn.response for turn in turns if not turn.erased]
 
     return _remove(journal, hide)

@@ -60,14 +60,20 @@ class FirstWords:
             return None  # nested too deep for this reader
         tagged = None
         for text in _user_texts(body):
-            number = text.removeprefix(mark)
-            if number != text:
-                text = self._records.beginning(turn, int(number), READ_TOKENS)
-            words = shown(text)
+            words = shown(self._spelled(turn, text.split(mark)))
             if words and not _TAGGED.match(words):
                 return words
             tagged = tagged or words
         return tagged or None
+
+    def _spelled(self, turn: Turn, parts: list[str]) -> str:
+        """The beginning of a text of the outline; every second part is the number of a text that the prompt says."""
+        text = parts[0]
+        for number, behind in zip(parts[1::2], parts[2::2], strict=True):
+            if len(text) > READ_CHARS:
+                break
+            text += self._records.beginning(turn, int(number), READ_TOKENS) + behind
+        return text
 
 
 def shown(text: str) -> str:

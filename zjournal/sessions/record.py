@@ -153,15 +153,16 @@ class Record:
         return body
 
     def outline(self, mark: str) -> bytes:
-        """The body with `mark` and a number in the place of each string that the prompt says; see `beginning`.
+        """The body with a number between two `mark`s in the place of each text that the prompt says; see `beginning`.
 
+        Mostly that is a whole string. It is a part of one where a string says what another one begins or ends with.
         `mark` is ASCII that needs no escape in a string of JSON. No text is spelled for it.
         """
         packed, parts, at = self._packed, [], 0
         for number, literal in enumerate(packed.references[::4]):
             if literal < 0:
                 raise ValueError("it refers to a place that is not there")
-            parts += [packed.skeleton[at : at + literal], f"{mark}{number}".encode()]
+            parts += [packed.skeleton[at : at + literal], f"{mark}{number}{mark}".encode()]
             at += literal
         return b"".join([*parts, packed.skeleton[at:]])
 

@@ -1,6 +1,7 @@
 """The depth of a body, by its brackets: against a reader that counts as it decodes."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,36 @@ def test_long_texts_full_of_brackets_are_no_depth(indent):
     for expected in (False, True):
         assert refused(json.dumps(body, indent=indent).encode()) is expected
         messages[7]["content"][-1] = [deep]
+
+
+@pytest.mark.parametrize(("opening", "part"), [(b"[", b"1"), (b"[", b"[]"), (b"{", b'"a":1')])
+def test_a_body_of_very_many_parts_is_not_taken_apart(opening, part, monkeypatch):
+    """Each part would be an object: a body of numbers alone took a hundred times as long as its brackets do."""
+    closing = {b"[": b"]", b"{": b"}"}[opening]
+    taken = []
+
+    def apart(decode):
+        return lambda value: taken.append(len(parts := decode(value))) or parts
+
+    monkeypatch.setattr(nesting, "_elements", apart(nesting._elements))
+    monkeypatch.setattr(nesting, "_members", apart(nesting._members))
+    for count in (nesting.PARTS_MAX, nesting.PARTS_MAX + 1):
+        for above in (nesting.JSON_DEPTH_MAX - 1 - part.count(b"["), nesting.JSON_DEPTH_MAX):
+            many = opening + b",".join([part] * count) + closing
+            body = b'{"m":' + many + b',"d":' + b"[" * above + b"]" * above + b"}"
+            assert refused(body) == (above == nesting.JSON_DEPTH_MAX)
+            assert not taken, "one more of the body itself"
+    assert not refused(opening + b",".join([part] * nesting.PARTS_MAX) + closing)
+    assert taken
+
+
+@given(st.text(st.sampled_from('\\\\\\\\"[a'), max_size=30).map(str.encode), st.integers(2, 6))
+def test_escapes_are_left_out_wherever_a_block_ends(body, size):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(nesting, "BLOCK_BYTES", size)
+        blocks = list(nesting._blocks(body))
+    assert b"".join(blocks) == body and all(len(block) <= size for block in blocks)
+    assert b"".join(map(nesting._unescaped, blocks)) == re.sub(rb"\\.?", b"", body)
 
 
 @pytest.mark.parametrize("end", [b"", b'"', b"]]", b"\xff", b'{"a":1,}'])

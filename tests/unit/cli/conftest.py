@@ -22,6 +22,7 @@ from zjournal.journal.events import (
     ResponseFailed,
     ResponseFinished,
     SessionOpened,
+    SessionReplayed,
 )
 from zjournal.journal.log import Journal
 
@@ -81,6 +82,19 @@ def data_dir(tmp_path: Path) -> Path:
         journal.append([Fact(SessionOpened(tenant=owner, session="ses_two"))]).result()
         journal.append([Fact(event) for event in _turn(owner, "ses_two", "resp_c1", "", "", stored=False)]).result()
     return folder
+
+
+@pytest.fixture
+def replayed_dir(data_dir: Path) -> Path:
+    """The same with a replay of `ses_one` in it, `rep_one`, whose three turns continue what the recorded ones did."""
+    ticks = itertools.count(1_800_000_100_000_000, 1_000_000)
+    with Journal.open(data_dir, clock=lambda: next(ticks)) as journal:
+        owner = journal.tenant("local").id
+        told = SessionReplayed(tenant=owner, session="rep_one", source="ses_one")
+        journal.append([Fact(SessionOpened(tenant=owner, session="rep_one")), Fact(told)]).result()
+        for response, parent in [("resp_r1", ""), ("resp_r2", "resp_a1"), ("resp_r3", "resp_b2")]:
+            journal.append([Fact(event) for event in _turn(owner, "rep_one", response, parent, "")]).result()
+    return data_dir
 
 
 def _turn(owner: str, session: str, response: str, parent: str, code: str, stored: bool = True) -> list[Event]:

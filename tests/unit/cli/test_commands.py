@@ -86,6 +86,20 @@ def test_sessions_list(zj: Zj, data_dir: Path) -> None:
     assert all(s["opened"].startswith("2027-01-15T08:00:") for s in told)
 
 
+def test_sessions_list_marks_replays(zj: Zj, replayed_dir: Path) -> None:
+    where = ("--data-dir", str(replayed_dir))
+    assert zj("sessions", "pin", "rep_one", *where).code == 0
+    lines = {line.split()[0]: line for line in zj("sessions", "list", *where).out.splitlines()[1:]}
+    assert "replay of ses_one, pinned" in lines["rep_one"]
+    assert not any("replay" in lines[name] for name in ("ses_one", "ses_two"))
+    told = zj("sessions", "list", "--json", *where).json
+    assert {one["session"]: one["replay_of"] for one in told} == {
+        "ses_one": None,
+        "ses_two": None,
+        "rep_one": "ses_one",
+    }
+
+
 def test_o25_sessions_name_their_owners(zj: Zj, data_dir: Path) -> None:
     """Field report O25: who may see all sees whose each is, by the name of the key."""
     with Journal.open(data_dir) as journal:

@@ -84,6 +84,18 @@ def test_cascade_takes_the_branch_with_it(journal: Journal) -> None:
     assert turn is not None and turn.status == "completed"
 
 
+def test_cascade_takes_a_session_that_was_removed_before(journal: Journal) -> None:
+    journal.append(whole_turn(journal, "r1")).result()
+    journal.append(whole_turn(journal, "b1", parent="r1", session="s2")).result()
+    assert removal.remove_session(journal, "s1", removal.ASKED).kept == ("r1",)
+    with pytest.raises(NotFound):
+        removal.remove_session(journal, "s1", removal.ASKED)
+    assert removal.remove_session(journal, "s1", removal.ASKED, cascade=True).kept == ()
+    assert _erased(journal) == {"r1", "b1"}
+    told = [fact.event for fact in journal.read() if isinstance(fact.event, SessionDeleted)]
+    assert len(told) == 1, "it is said once"
+
+
 def test_one_turn_alone_or_with_what_continues_it(journal: Journal) -> None:
     for name, parent in (("r1", ""), ("r2", "r1"), ("r3", "r2")):
         journal.append(whole_turn(journal, name, parent=parent)).result()

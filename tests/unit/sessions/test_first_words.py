@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import smollm2
+from tests.unit.sessions.loop import Loop
 from tests.unit.sessions.talk import Talk
+from zjournal.checkpoint.template import Template
 from zjournal.journal import retention
 from zjournal.journal.reader import Reader
 from zjournal.sessions.first_words import CHARS_MAX, FirstWords, _user_texts, shown
 
 LONG = "thewordsofthefirstmessageofasession"
+TRIMS = Template("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}")
 
 
 def of(data_dir: Path, session: str = "s_1") -> str | None:
@@ -46,6 +50,20 @@ def test_what_is_damaged_is_counted(tmp_path: Path) -> None:
     with Reader.open(tmp_path) as reader:
         words = FirstWords(reader)
         assert words.of("s_1") is None and words.damaged == 1
+
+
+@pytest.mark.parametrize("around", ["{}", "{} and more\n", "so {}\n", "{}5 apples\n", "so {}{} 5\n"])
+def test_a_text_that_holds_what_the_prompt_says_elsewhere(
+    around: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template trims the first message, so that the text of the second one is met within it."""
+    monkeypatch.setattr(smollm2, "template", lambda: TRIMS)
+    first = around.format(LONG, LONG)
+    with Loop(tmp_path) as loop:
+        asked = loop.ask([{"role": "user", "content": text} for text in (first, LONG, LONG)])
+        turn = loop.journal.turn(asked.response)
+        assert turn is not None
+        assert FirstWords(loop.journal).of(turn.session) == first.strip()
 
 
 @pytest.mark.parametrize(

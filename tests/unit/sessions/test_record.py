@@ -211,7 +211,7 @@ MARK = "7f3a"
 def filled(value: Any, found: Record, tokens: int) -> Any:
     """An outline's value with the beginnings of its texts in the place of their marks."""
     if isinstance(value, str) and value.startswith(MARK):
-        return found.beginning(int(value.removeprefix(MARK)), spelled, tokens)
+        return found.beginning(int(value.removeprefix(MARK).removesuffix(MARK)), spelled, tokens)
     if isinstance(value, dict):
         return {key: filled(inner, found, tokens) for key, inner in value.items()}
     return [filled(inner, found, tokens) for inner in value] if isinstance(value, list) else value
@@ -238,6 +238,14 @@ def test_an_outline_has_a_mark_for_each_text_and_the_beginning_of_each(
             assert message["content"] == text.encode()
             assert text.encode().startswith(short["content"])
             assert len(short["content"]) >= min(tokens, len(text.encode()))
+
+
+def test_a_mark_within_a_string_ends_before_what_follows() -> None:
+    """The prompt says only the second message, and its text is first met within the other one."""
+    prompt = Prompt(("messages[1].content", LONG))
+    body = json.dumps({"messages": chat(f"so {LONG}5 apples ", LONG)}).encode()
+    found = Record(pack(body, prompt.ids, prompt.spans, spelled, nothing), nothing)
+    assert json.loads(found.outline(MARK)) == {"messages": chat(f"so {MARK}0{MARK}5 apples ", LONG)}
 
 
 def test_a_text_that_is_not_there_is_named() -> None:
