@@ -36,7 +36,7 @@ def list_sessions(config: Config, as_json: options.AsJson = False) -> None:
     with Reader.open(config.data_dir) as reader:
         sessions = list(_all_sessions(reader))
         owners = {tenant: _owner(reader, tenant) for tenant in {session.tenant for session in sessions}}
-        replays = linked.replays(reader)
+        replays = linked.replays_among(reader, sessions)
         words = FirstWords(reader)
         first = {session.session: words.of(session.session) for session in sessions}
     if words.damaged:
@@ -70,6 +70,7 @@ def show_session(
 ) -> None:
     """Show a session as the tree of its turns, with the tool calls for which no result has come."""
     from zjournal.journal.reader import Reader
+    from zjournal.sessions import linked
     from zjournal.sessions.calls import calls_of
     from zjournal.sessions.choices import choices_of
     from zjournal.sessions.nearly import near_miss
@@ -78,7 +79,7 @@ def show_session(
         session = _find(reader, name)
         owner = _owner(reader, session.tenant)
         turns = [(turn, near_miss(reader, turn)) for turn in reader.turns(session.session)]
-        source = _replay_of(reader, session)
+        source = linked.source_of(reader, session)
         calls = calls_of(reader, [turn for turn, _ in turns])
         choices = choices_of(reader, [turn for turn, _ in turns])
     if as_json:
@@ -229,14 +230,6 @@ def _find(reader: Reader, name: str) -> Session:
     session = reader.session(ids.pop())
     assert session is not None, "a turn without its session"
     return session
-
-
-def _replay_of(reader: Reader, session: Session) -> str:
-    """The session that this one is a replay of; "" if it is none. Its link is the fact behind its opening."""
-    from zjournal.journal.events import SessionReplayed
-
-    linked = [fact.event for fact in reader.read(session.opened_seq, 1) if isinstance(fact.event, SessionReplayed)]
-    return linked[0].source if linked and linked[0].session == session.session else ""
 
 
 def _notes(session: Session, source: str | None) -> str:

@@ -12,12 +12,12 @@ import msgspec
 
 from zjournal.errors import JournalFault
 from zjournal.journal.events import SessionReplayed
-from zjournal.journal.projections import DELETED, Turn
+from zjournal.journal.projections import DELETED, Session, Turn
 from zjournal.journal.reader import Reader
 
 
 class Replays(msgspec.Struct, frozen=True):
-    """The recorded session of each replay, by the replay's id, the newest replay first. `fault`: not all was read."""
+    """The recorded session of each replay, by the replay's id. `fault`: not all was read."""
 
     sources: dict[str, str]
     fault: str = ""
@@ -37,8 +37,32 @@ class Ties(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
 
 
+def source_of(reader: Reader, session: Session) -> str:
+    """The session that this one is a replay of; "" if it is none. Its link is the fact behind its opening."""
+    found = [fact.event for fact in reader.read(session.opened_seq, 1) if isinstance(fact.event, SessionReplayed)]
+    return found[0].source if found and found[0].session == session.session else ""
+
+
+def replays_among(reader: Reader, sessions: Sequence[Session]) -> Replays:
+    """Those of these sessions that are replays, by one fact of each. Damage is passed over; `fault` says so."""
+    sources: dict[str, str] = {}
+    fault = ""
+    for session in sessions:
+        try:
+            source = source_of(reader, session)
+        except JournalFault as error:
+            fault = error.message
+            continue
+        if source:
+            sources[session.session] = source
+    return Replays(sources, fault)
+
+
 def replays(reader: Reader) -> Replays:
-    """All replays in the journal, deleted ones too. What lies before damage is missing; `fault` says so."""
+    """All replays in the journal, deleted ones too, the newest first. What lies before damage is missing.
+
+    Reads through the whole journal.
+    """
     sources: dict[str, str] = {}
     try:
         for fact in reader.before(reader.head + 1, SessionReplayed):
